@@ -1,0 +1,97 @@
+"""A `Sampling` becomes the core's sampler chain.
+
+Owns the mapping of names, what temperature 0 means, the seed that is drawn where none is given, and JSON schemas
+(a dict or a Pydantic model) as grammars. Called on the user's thread: building a grammar takes milliseconds that
+the engine's thread does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvasir.errors import BadOption, BadSchema
+from kvasir.types import Sampling
+
+if TYPE_CHECKING:
+    from kvasir import native
+
+# Options that mean the same, by the same name, in the core.
+_SAME_NAMES = (
+    "temperature", "top_k", "top_p", "min_p", "min_keep", "repeat_penalty", "frequency_penalty", "presence_penalty",
+    "ignore_eos", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+    "dynatemp_exponent", "dry_multiplier", "dry_base", "dry_allowed_length", "mirostat", "mirostat_tau",
+    "mirostat_eta", "adaptive_target", "adaptive_decay",
+)  # fmt: skip
+
+# What still matters when the likeliest token is taken: the samplers that change logits, not those that cut the tail.
+_GREEDY = frozenset({"penalties", "dry", "logit_bias", "temperature"})
+
+
+class Built(NamedTuple):
+    """A sampler and the seed it draws from."""
+
+    sampler: native.Sampler
+    seed: int
+
+
+def build_sampler(core: ModuleType, vocab: native.Vocab, sampling: Sampling, *, n_ctx: int) -> Built:
+    """Make the chain for one request. `n_ctx` is what a penalty over "the whole context" (-1) looks back on."""
+    params = sampler_params(core, sampling, n_ctx=n_ctx)
+    for token, _ in params.logit_bias:
+        if token >= vocab.n_tokens:
+            raise BadOption(f"logit_bias names token {token}; this vocabulary has ids 0 to {vocab.n_tokens - 1}.")
+    return Built(core.Sampler(vocab, params), params.seed)
+
+
+def sampler_params(core: ModuleType, sampling: Sampling, *, n_ctx: int) -> native.SamplerParams:
+    """Map every option to the core's plain value."""
+    params: native.SamplerParams = core.SamplerParams()
+    for name in _SAME_NAMES:
+        setattr(params, name, getattr(sampling, name))
+    # 32 random bits: short enough to copy from a report, and as many as llama.cpp's own seeds have.
+    params.seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
+    params.order = _order(sampling)
+    params.penalty_last_n = n_ctx if sampling.penalty_last_n == -1 else sampling.penalty_last_n
+    params.dry_penalty_last_n = n_ctx if sampling.dry_penalty_last_n == -1 else sampling.dry_penalty_last_n
+    params.dry_sequence_breakers = list(sampling.dry_sequence_breakers)
+    params.logit_bias = list((sampling.logit_bias or {}).items())
+    params.grammar = grammar_of(core, sampling) or ""
+    return params
+
+
+def _order(sampling: Sampling) -> list[str]:
+    order = list(sampling.order)
+    if sampling.temperature > 0:
+        return order
+    # With the tail samplers left in, xtc could remove the likeliest token; without "temperature" it would be drawn.
+    kept = [name for name in order if name in _GREEDY and name != "temperature"]
+    return [*kept, "temperature"]
+
+
+def grammar_of(core: ModuleType, sampling: Sampling) -> str | None:
+    """The grammar the text must follow, from `grammar` or from `json_schema`; None where it is free."""
+    if sampling.json_schema is None:
+        return sampling.grammar
+    grammar: str = core.json_schema_to_grammar(schema_json(sampling.json_schema))
+    return grammar
+
+
+def schema_json(schema: Any) -> str:
+    """The JSON schema, as text, of a dict or of a Pydantic model class."""
+    document = schema if isinstance(schema, Mapping) else schema.model_json_schema()
+    try:
+        return json.dumps(document)
+    except (TypeError, ValueError) as error:
+        raise BadSchema(f"json_schema is no JSON: {error}.") from None
+
+
+def parse_reply(schema: Any, text: str) -> Any:
+    """The object a complete reply describes: plain JSON for a dict schema, an instance for a Pydantic model."""
+    try:
+        return json.loads(text) if isinstance(schema, Mapping) else schema.model_validate_json(text)
+    except ValueError as error:  # json's and Pydantic's errors both are
+        raise BadSchema(f"the reply does not fit json_schema: {str(error).strip()}") from error
