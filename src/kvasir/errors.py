@@ -55,7 +55,7 @@ class _Sized(KvasirError):
 class _Session(KvasirError):
     """An error about one session; `id` is None where the raiser did not know it."""
 
-    def __init__(self, message: str = "", *, id: str | None = None) -> None:
+    def __init__(self, message: str = "", *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(message)
         self.id = id
 
