@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("bump", help="move the pin to another version").add_argument("version")
     chosen = parser.parse_args(arguments)
     try:
-        print(llama_source.bump(chosen.version).requirement if chosen.command == "bump" else ANSWERS[chosen.command][1]())
+        print(
+            llama_source.bump(chosen.version).requirement if chosen.command == "bump" else ANSWERS[chosen.command][1]()
+        )
     except Failure as failure:
         say(f"error: {failure}")
         return 1

@@ -80,7 +80,12 @@ def first_on_path(*names: str) -> str | None:
 def how_to_install_compiler(system: str = sys.platform) -> str:
     if system == "darwin":
         return "install Apple's with 'xcode-select --install'"
-    managers = {"apt-get": "apt install g++", "dnf": "dnf install gcc-c++", "apk": "apk add g++", "pacman": "pacman -S gcc"}
+    managers = {
+        "apt-get": "apt install g++",
+        "dnf": "dnf install gcc-c++",
+        "apk": "apk add g++",
+        "pacman": "pacman -S gcc",
+    }
     command = next((command for name, command in managers.items() if shutil.which(name)), "apt install g++")
     return f"install one, for example with '{command}'"
 
@@ -132,7 +137,11 @@ def cuda_architectures() -> tuple[str, ...]:
 
 def openblas_args(tools: Tools) -> tuple[str, ...]:
     """OpenBLAS where it is installed with its headers. macOS needs nothing: ggml takes Accelerate by itself."""
-    if sys.platform != "linux" or shutil.which("pkg-config") is None or not output_of("pkg-config", "--modversion", "openblas"):
+    if (
+        sys.platform != "linux"
+        or shutil.which("pkg-config") is None
+        or not output_of("pkg-config", "--modversion", "openblas")
+    ):
         return ()
     flags = output_of("pkg-config", "--cflags", "--libs", "openblas").split()
     with tempfile.TemporaryDirectory() as scratch:
@@ -222,19 +231,31 @@ def built(source: Source, target: str, environ: Mapping[str, str]) -> Path:
         if not mark.is_file():
             folder.mkdir(exist_ok=True)
             say(f"building {target} ({made.backend}) once, into {folder}; several minutes on a small machine")
-            configure(folder, source, made, tools, peers=target == "kvasir-peers" or (folder / "complete-peers").is_file())
+            configure(
+                folder, source, made, tools, peers=target == "kvasir-peers" or (folder / "complete-peers").is_file()
+            )
             jobs = environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(n_jobs())
             run_in_sight(
-                [tools.cmake, "--build", folder, "--target", target, "--parallel", jobs], what=f"building {target}", folder=folder
+                [tools.cmake, "--build", folder, "--target", target, "--parallel", jobs],
+                what=f"building {target}",
+                folder=folder,
             )
             write_mark(mark, made)
     return folder
 
 
 def configure(folder: Path, source: Source, made: Recipe, tools: Tools, *, peers: bool) -> None:
-    """Run CMake in `folder`; work left over by another generator or CMake is thrown away once."""
-    command = [tools.cmake, "-S", WRAPPER, "-B", folder, *cmake_arguments(source, made, tools, peers=peers)]
-    if (folder / "CMakeCache.txt").is_file():
+    """Run CMake in `folder`; unfinished work of another CMake or generator is thrown away once."""
+    command: list[str | Path] = [
+        tools.cmake,
+        "-S",
+        WRAPPER,
+        "-B",
+        folder,
+        *cmake_arguments(source, made, tools, peers=peers),
+    ]
+    begun = (folder / "CMakeCache.txt").is_file() and not (folder / "complete").is_file()
+    if begun:
         try:
             return run_in_sight(command, what="configuring llama.cpp", folder=folder)
         except Failure:

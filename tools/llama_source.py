@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from steps import Failure, build_home, disk_faults, locked, say
+from steps import Failure, build_home, disk_faults, locked, no_space, say
 
 PIN_FILE = Path(__file__).resolve().parent.parent / "native" / "llama" / "pin.toml"
 
@@ -119,7 +119,17 @@ def fetch(pin: Pin, into: Path, environ: Mapping[str, str] = os.environ) -> Path
 
 def pip_download(pin: Pin, requirements: Path, into: Path) -> list[str]:
     """The pip command. pip asks the package for its metadata, which needs its build backend."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", pin.package, "--progress-bar", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        pin.package,
+        "--progress-bar",
+        "off",
+    ]
     if importlib.util.find_spec("scikit_build_core"):
         command.append("--no-build-isolation")  # the backend is here already: seconds instead of a fresh environment
     return [*command, "--dest", str(into), "--requirement", str(requirements)]
@@ -130,7 +140,7 @@ def pip_failure(pin: Pin, output: str, into: Path) -> Failure:
     if "No module named pip" in output:
         return Failure(f"{sys.executable} has no pip; run '{sys.executable} -m ensurepip' or set KVASIR_LLAMA_CPP_DIR")
     if "No space left on device" in output:
-        return Failure(f"no space left on the disk of {into.parent}; free about 1 GB or set KVASIR_HOME to another disk")
+        return no_space(into.parent)
     if got := re.search(r"Got\s+([0-9a-f]{64})", output):
         return wrong_hash(pin, got.group(1))
     errors = [line.removeprefix("ERROR:").strip() for line in output.splitlines() if line.startswith("ERROR:")]
@@ -162,7 +172,9 @@ def unpack(archive: Path, into: Path) -> Path:
             if place is not None and (member.isfile() or member.isdir()):
                 tar.extract(member.replace(name=str(place), deep=False), into, set_attrs=False, filter="data")
     if not (into / "include" / "llama.h").is_file():
-        raise Failure(f"{archive.name} carries no vendor/llama.cpp; pin another version with 'make bump-llama VERSION=...'")
+        raise Failure(
+            f"{archive.name} carries no vendor/llama.cpp; pin another version with 'make bump-llama VERSION=...'"
+        )
     return into
 
 
@@ -190,7 +202,7 @@ def bump(version: str, environ: Mapping[str, str] = os.environ) -> Pin:
             unpack(archive, Path(scratch) / "tree")
             pin = replace(wanted, sha256=sha256_of(archive))
     write_pin(pin)
-    say(f"pinned {pin.requirement}, sha256 {pin.sha256}; fill in the upstream commit in {PIN_FILE.name}, then 'make check'")
+    say(f"pinned {pin.requirement}, sha256 {pin.sha256}; set the upstream commit in {PIN_FILE.name}, then 'make check'")
     return pin
 
 

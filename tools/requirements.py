@@ -8,5 +8,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-project = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+project = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 print("\n".join([*project["dependencies"], *project["optional-dependencies"]["dev"]]))

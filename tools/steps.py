@@ -54,13 +54,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_faults(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into a `Failure` that names the folder."""
+    """Turn a full disk or a folder that cannot be written into a `Failure` that names the folder."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_space(folder) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise Failure(f"cannot write {error.filename or folder}; set KVASIR_HOME to a folder you own") from error
         raise
 
@@ -70,8 +70,8 @@ def no_space(folder: Path) -> Failure:
     return Failure(f"no space left on the disk of {folder}; free about 1 GB or set KVASIR_HOME to another disk")
 
 
-def run_in_sight(command: Sequence[str | Path], *, what: str, folder: Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a program, its output passed on line by line. Raises `Failure` saying that `what` failed, and why if known."""
+def run_in_sight(command: Sequence[str | Path], *, what: str, folder: Path) -> None:
+    """Run a program, its output passed on line by line. Raises `Failure` with what failed and, if known, why."""
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     with subprocess.Popen(
         [str(part) for part in command],
@@ -79,7 +79,6 @@ def run_in_sight(command: Sequence[str | Path], *, what: str, folder: Path, env:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=None if env is None else dict(env),
     ) as program:
         assert program.stdout is not None
         for line in program.stdout:
