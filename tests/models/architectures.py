@@ -15,7 +15,8 @@ import numpy as np
 
 from tests.models.vocabulary import BPE_TOKENS, WORD_PIECES, add_bpe, add_word_pieces, liking
 
-N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD = 64, 128, 4, 2, 16
+# A head of 32 so that quantised KV types, whose blocks are 32 wide, can be used.
+N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD = 64, 128, 2, 1, 32
 CONTEXT = 2048
 WINDOW = 32
 # The residual stream is normalised before the output, so this gives logits a spread of about 4: two tokens nearly

@@ -33,6 +33,8 @@ def mix(*parts: int) -> int:
 
 @dataclass(slots=True)
 class Cell:
+    """One token's place in the memory; several sequences may hold it."""
+
     pos: int
     value: int
     token: int
@@ -62,10 +64,12 @@ class Layout:
 
     @property
     def has_cells(self) -> bool:
+        """Whether there are attention cells at all."""
         return self.kind != "recurrent"
 
     @property
     def has_state(self) -> bool:
+        """Whether there is a recurrent state."""
         return self.kind in ("recurrent", "hybrid")
 
 
@@ -81,18 +85,22 @@ class Memory:
 
     @property
     def kind(self) -> str:
+        """ "plain", "window", "recurrent", "hybrid" or "none"."""
         return self._layout.kind
 
     @property
     def window(self) -> int:
+        """How many tokens a windowed layer sees; 0 without one."""
         return self._layout.window
 
     @property
     def can_shift(self) -> bool:
+        """Whether `shift` works."""
         return self._layout.shift_refusal is None
 
     @property
     def n_cells(self) -> int:
+        """How many cells there are, over all streams."""
         layout = self._layout
         if not layout.has_cells:
             return layout.n_seq_max
@@ -100,6 +108,7 @@ class Memory:
 
     @property
     def used_cells(self) -> int:
+        """How many cells are taken; a shared cell counts once."""
         if not self._layout.has_cells:
             return len(self._states)
         return len({id(cell) for cells in self._cells for cell in cells.values()})
@@ -112,12 +121,14 @@ class Memory:
         return min((cell.pos for cell in self._cells[seq].values() if cell.window), default=None)
 
     def pos_max(self, seq: int) -> int | None:
+        """Return the last position of a sequence, or None when it is empty."""
         self._check(seq)
         if self.kind == "recurrent":
             return self._states[seq].pos if seq in self._states else None
         return max(self._cells[seq], default=None)
 
     def remove(self, seq: int, p0: int, p1: int | None) -> bool:
+        """Drop positions p0 to p1; False when this memory cannot, and nothing changed."""
         self._check(seq)
         end = self._length(seq)
         first, last = _span(p0, p1, end)
@@ -137,6 +148,7 @@ class Memory:
         return True
 
     def share(self, src: int, dst: int, n_tokens: int) -> bool:
+        """Make `dst` the first `n_tokens` of `src`; False when that is not possible exactly, and `dst` is empty."""
         self._check(src)
         self._check(dst)
         if src == dst:
@@ -154,6 +166,7 @@ class Memory:
         return True
 
     def copy(self, src: int, dst: int) -> None:
+        """Make `dst` a copy of the whole of `src`."""
         self._check(src)
         self._check(dst)
         if src == dst:
@@ -164,12 +177,14 @@ class Memory:
             self._states[dst] = self._states[src]
 
     def keep(self, seq: int) -> None:
+        """Drop every sequence but this one."""
         self._check(seq)
         for other in range(self._layout.n_seq_max):
             if other != seq:
                 self._drop(other)
 
     def shift(self, seq: int, p0: int, p1: int | None, delta: int) -> None:
+        """Move positions by `delta`; `Unsupported` where a real memory would get it wrong."""
         self._check(seq)
         if self._layout.shift_refusal is not None:
             raise Unsupported(f"this memory cannot shift positions: {self._layout.shift_refusal}")
@@ -186,11 +201,13 @@ class Memory:
         self._cells[seq] = {cell.pos: cell for cell in cells}
 
     def clear(self) -> None:
+        """Drop everything."""
         self._check_open()
         for seq in range(self._layout.n_seq_max):
             self._drop(seq)
 
     def export_span(self, seq: int, p0: int, p1: int, part: str = "base") -> bytes:
+        """Return the KV of positions p0 to p1 as bytes; `BadOption` when they are not all there."""
         self._check(seq)
         self._check_part(part)
         if not 0 <= p0 < p1:
@@ -202,6 +219,7 @@ class Memory:
         return _pack(part, present)
 
     def import_span(self, seq: int, p0: int, payloads: list[bytes], part: str = "base") -> bool:
+        """Append spans at p0, the end of the sequence; False when there is no room, and nothing changed."""
         self._check(seq)
         self._check_part(part)
         cells = [cell for payload in payloads for cell in _unpack(part, payload)]
@@ -217,6 +235,7 @@ class Memory:
         return True
 
     def state(self, seq: int, *, partial: bool = False) -> bytes:
+        """Return a whole sequence, or only what spans cannot carry (`partial`), as bytes."""
         self._check(seq)
         state = self._states.get(seq)
         head = _STATE.pack(state.pos, state.value) if state else b""
@@ -228,6 +247,7 @@ class Memory:
         return (b"P" if partial else b"W") + bytes([len(head)]) + head + _pack("state", cells)
 
     def set_state(self, seq: int, data: bytes, *, partial: bool = False) -> bool:
+        """Replace a sequence by what `state` gave; False when there is no room, and it is then empty."""
         self._check(seq)
         tag, n_head = data[:1], data[1] if len(data) > 1 else 255
         only_state = partial and self._layout.has_state

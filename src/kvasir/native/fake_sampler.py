@@ -1,6 +1,6 @@
-"""The fake core's vocabulary and samplers: bytes for tokens, greedy or a counter-based draw.
+"""The fake core's samplers: greedy, or a counter-based draw.
 
-Owns the byte-level vocabulary and the choice of a token from logits. A draw depends on (seed, index) alone,
+Owns the choice of a token from logits. A draw depends on (seed, index) alone,
 as in the real core. Of the samplers it applies penalties, top_k, top_p, min_p and temperature; the other
 names are checked and ignored. Of grammars it knows alternatives of literals; anything else is `BadGrammar`.
 """
@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.errors import BadGrammar, BadOption, BadSchema, TokenizeFailed, suggest
+from kvasir.errors import BadGrammar, BadOption, BadSchema, suggest
 from kvasir.native.fake_memory import mix
+from kvasir.native.fake_vocab import Vocab
 
 Logits = NDArray[np.float32]
 
@@ -29,74 +30,6 @@ SAMPLER_NAMES = [
     "logit_bias", "mirostat", "mirostat_v2", "adaptive_p",
 ]  # fmt: skip
 _DEFAULT_ORDER = SAMPLER_NAMES[:9]
-_MERGED = (b" the", b"he", b"ing")
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MIN_VOCAB = 256 + len(_MERGED) + len(_SPECIAL)
-
-
-class Vocab:
-    """Ids 0 to 255 are bytes, then a few merged tokens, then the special ones; the rest is unused filler."""
-
-    kind = "bpe"
-    sep = pad = mask = fim_pre = fim_suf = fim_mid = None
-
-    def __init__(self, n_tokens: int = MIN_VOCAB, *, add_bos: bool = False) -> None:
-        if n_tokens < MIN_VOCAB:
-            raise BadOption(f"a fake vocabulary has at least {MIN_VOCAB} tokens, got {n_tokens}")
-        filler = (f"<|unused_{i}|>" for i in range(n_tokens - MIN_VOCAB))
-        self._pieces = [bytes([b]) for b in range(256)] + list(_MERGED)
-        self._special = {len(self._pieces) + i: text for i, text in enumerate((*_SPECIAL, *filler))}
-        self.n_tokens = n_tokens
-        self.nl: int | None = ord("\n")
-        first = len(self._pieces)
-        self.bos: int | None = first
-        self.eos: int | None = first
-        self.eot: int | None = first + 2
-        self.eog_tokens = [first, first + 2]
-        self.add_bos, self.add_eos = add_bos, False
-
-    def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        try:
-            plain = text if isinstance(text, str) else text.decode()
-            plain.encode()
-        except UnicodeError as error:
-            raise TokenizeFailed(f"the text is not valid UTF-8: {error}") from error
-        ids = {special: token for token, special in self._special.items()}
-        parts = re.split("(" + "|".join(map(re.escape, ids)) + ")", plain) if parse_special else [plain]
-        tokens = [self.bos] if add_special and self.add_bos and self.bos is not None else []
-        for part in parts:
-            tokens += [ids[part]] if parse_special and part in ids else _byte_tokens(part.encode())
-        return tokens
-
-    def token_to_bytes(self, token: int, *, special: bool = False) -> bytes:
-        self.check(token)
-        if token in self._special:
-            return self._special[token].encode() if special else b""
-        return self._pieces[token]
-
-    def detokenize(self, tokens: list[int], *, remove_special: bool = False, unparse_special: bool = False) -> bytes:
-        if remove_special and self.add_bos and tokens[:1] == [self.bos]:
-            tokens = tokens[1:]
-        return b"".join(self.token_to_bytes(token, special=unparse_special) for token in tokens)
-
-    def text(self, token: int) -> str:
-        return self.token_to_bytes(token, special=True).decode("latin-1")
-
-    def score(self, token: int) -> float:
-        self.check(token)
-        return 0.0
-
-    def is_eog(self, token: int) -> bool:
-        self.check(token)
-        return token in self.eog_tokens
-
-    def is_control(self, token: int) -> bool:
-        self.check(token)
-        return token in self._special
-
-    def check(self, token: int) -> None:
-        if not 0 <= token < self.n_tokens:
-            raise BadOption(f"token {token} does not exist; this vocabulary has 0 to {self.n_tokens - 1}")
 
 
 class SamplerParams:
@@ -131,7 +64,10 @@ class TokenLogprobs:
 
 
 class HasLogits(Protocol):
-    def logits(self, row: int) -> Logits: ...
+    """What a sampler asks of a context."""
+
+    def logits(self, row: int) -> Logits:
+        """Return the logits of an output row."""
 
 
 class GrammarDead(Exception):
@@ -149,31 +85,38 @@ class Sampler:
 
     @property
     def names(self) -> list[str]:
+        """The chain as built."""
         return [*self._params.order, "grammar"] if self._literals else list(self._params.order)
 
     @property
     def seed(self) -> int:
+        """The seed in use."""
         return self._params.seed
 
     @property
     def n_draws(self) -> int:
+        """How many tokens were drawn: the index of the next draw."""
         return self._index
 
     def seek(self, index: int) -> None:
+        """Set the index of the next draw."""
         if index < 0:
             raise BadOption(f"a draw index must be 0 or more, got {index}")
         self._index = index
 
     def reset(self) -> None:
-        self._index, self._text, self._ended = 0, b"", False
+        """Forget everything accepted and start at draw 0."""
+        self._index, self._text = 0, b""
         self._history: list[int] = []
 
     def clone(self) -> Sampler:
+        """Return an independent sampler in the same state."""
         twin = copy(self)
         twin._history = list(self._history)
         return twin
 
     def accept(self, token: int, generated: bool = True) -> None:
+        """Note a token; prompt tokens (`generated=False`) move the penalties only."""
         self._vocab.check(token)
         self._history.append(token)
         if not generated:
@@ -181,16 +124,17 @@ class Sampler:
         self._index += 1
         if self._literals:
             if not self._allowed(token):
-                raise BadOption(f"the grammar does not allow token {token} here")
+                raise BadGrammar(f"the grammar does not allow token {token} here")
             self._text += self._vocab.token_to_bytes(token)
-            self._ended = self._vocab.is_eog(token)
 
     def accept_prompt(self, tokens: list[int]) -> None:
+        """Note all tokens of a prompt; draws then start at index 0."""
         for token in tokens:
             self.accept(token, generated=False)
         self._index = 0
 
     def sample(self, context: HasLogits, row: int) -> int:
+        """Choose from an output row of the last step, and accept the choice."""
         token = self.choose(context.logits(row))
         self.accept(token)
         return token
@@ -214,7 +158,7 @@ class Sampler:
 
     def _allowed(self, token: int) -> bool:
         if self._vocab.is_eog(token):
-            return self._text in self._literals and not self._ended
+            return self._text in self._literals
         longer = self._text + self._vocab.token_to_bytes(token)
         return longer != self._text and any(literal.startswith(longer) for literal in self._literals)
 
@@ -244,6 +188,7 @@ class Sampler:
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return probabilities for scores."""
     weights = np.exp(scores - scores.max())
     result: NDArray[np.float64] = weights / weights.sum()
     return result
@@ -279,15 +224,6 @@ def _instance(schema: Any) -> Any:
     return kinds[kind]
 
 
-def _byte_tokens(data: bytes) -> list[int]:
-    tokens, at = [], 0
-    while at < len(data):
-        merged = next((i for i, piece in enumerate(_MERGED) if data.startswith(piece, at)), None)
-        tokens.append(data[at] if merged is None else 256 + merged)
-        at += 1 if merged is None else len(_MERGED[merged])
-    return tokens
-
-
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 
 
@@ -311,6 +247,8 @@ def _check_params(vocab: Vocab, p: SamplerParams) -> None:
             raise BadOption(f"{name} must be a finite number, got {value}")
     if not 0 <= p.seed < 2**64:
         raise BadOption(f"seed must be 0 to 2**64-1, got {p.seed}")
+    if p.min_keep < 1 or p.penalty_last_n < 0 or p.dry_penalty_last_n < 0:
+        raise BadOption("min_keep must be at least 1, and the last_n of penalties cannot be negative")
     if p.mirostat not in (0, 1, 2):
         raise BadOption(f"mirostat must be 0, 1 or 2, got {p.mirostat}")
     if p.repeat_penalty <= 0:
