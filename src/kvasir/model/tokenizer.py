@@ -101,6 +101,6 @@ def _iterated(tokens: Iterable[int]) -> Iterable[int]:
 def _checked(token: object, n_tokens: int) -> int:
     if isinstance(token, bool) or not isinstance(token, Integral):
         raise BadOption(f"token ids must be whole numbers, got {token!r}.")
-    if not 0 <= token < n_tokens:
-        raise BadOption(f"token id {token} is out of range; this vocabulary has ids 0 to {n_tokens - 1}.")
-    return int(token)
+    if not 0 <= (number := int(token)) < n_tokens:
+        raise BadOption(f"token id {number} is out of range; this vocabulary has ids 0 to {n_tokens - 1}.")
+    return number

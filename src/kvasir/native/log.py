@@ -29,6 +29,7 @@ class LogPump:
         self._thread = threading.Thread(target=self._run, name="kvasir-log", daemon=True)
 
     def start(self) -> None:
+        """Begin; the pump stops by itself before the interpreter ends."""
         self._thread.start()
         # A daemon thread that wakes while the interpreter is being torn down would crash it: end it before.
         atexit.register(self.stop)

@@ -30,10 +30,12 @@ class Reply:
 
     @property
     def ended(self) -> bool:
+        """Whether the last event came."""
         return self._outcome is not None
 
     @property
     def stopped(self) -> bool:
+        """Whether a stop string matched."""
         return self._stops.matched is not None
 
     def outcome(self) -> Completion:

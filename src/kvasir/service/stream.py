@@ -139,13 +139,15 @@ class Stream:
         while not self._reply.ended:
             if piece := self._take(self._mail.get()):
                 return piece
-        return self._end()
+        self._reply.outcome()  # raises where the request failed
+        return None
 
     async def _apull(self) -> str | None:
         while not self._reply.ended:
             if piece := self._take(await self._mail.aget()):
                 return piece
-        return self._end()
+        self._reply.outcome()  # raises where the request failed
+        return None
 
     def _take(self, event: Event) -> str:
         piece = self._reply.take(event)
@@ -154,6 +156,3 @@ class Stream:
         if self._reply.ended:
             self._cancel.detach()
         return piece
-
-    def _end(self) -> None:
-        self._reply.outcome()  # raises where the request failed

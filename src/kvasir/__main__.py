@@ -1,0 +1,5 @@
+"""`python -m kvasir`: the command `kvasir`."""
+
+from kvasir.cli.main import main
+
+main()

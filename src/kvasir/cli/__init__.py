@@ -1,0 +1,1 @@
+"""The command `kvasir`; begin reading at `main.py`."""

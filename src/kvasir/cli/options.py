@@ -1,0 +1,94 @@
+"""Options that several commands share, and how their text becomes values.
+
+Owns the spelling on the command line. Names and meanings are those of the Python API; an option that has no flag of
+its own is given as `-o name=value`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvasir.config import ALIASES, LOAD_OPTIONS
+from kvasir.errors import BadOption, suggest
+from kvasir.types import SAMPLING_OPTIONS
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="REF", help="A path, a known name or a reference. Default: smollm2."),
+]
+ContextOption = Annotated[int | None, typer.Option(help="Tokens of context. Default: what the model was trained on.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads. Default: one per physical core.")]
+GpuLayersOption = Annotated[int | None, typer.Option(help="Layers to put on the GPU. Default: all.")]
+MoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="Any other load or sampling option. Repeatable."),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others are left to the environment, `kvasir.toml` and the defaults."""
+    return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def split_more(more: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sort `-o name=value` texts into load options and sampling options."""
+    load: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    for text in more or ():
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise BadOption(f"-o takes name=value, got {text!r}.")
+        if name in SAMPLING_OPTIONS:
+            sampling[name] = _value(value)
+        elif name in LOAD_OPTIONS or name in ALIASES:
+            load[name] = _value(value)
+        else:
+            raise BadOption(f"unknown option {name!r}.{suggest(name, (*SAMPLING_OPTIONS, *LOAD_OPTIONS))}")
+    return load, sampling
+
+
+def schema_of(text: str | None) -> Mapping[str, Any] | None:
+    """A JSON schema given as text or as the path of a file."""
+    if text is None:
+        return None
+    source = text if text.lstrip().startswith("{") else _file("--json-schema", text)
+    try:
+        schema = json.loads(source)
+    except ValueError as error:
+        raise BadOption(f"--json-schema is not valid JSON: {error}.") from None
+    if not isinstance(schema, dict):
+        raise BadOption(f"--json-schema must be a JSON object, got {source.strip()[:40]!r}.")
+    return schema
+
+
+def grammar_of(path: str | None) -> str | None:
+    """A GBNF grammar from a file."""
+    return None if path is None else _file("--grammar", path)
+
+
+def names_of(text: str | None) -> list[str] | None:
+    """Names joined with commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _file(option: str, path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise BadOption(f"{option} cannot read {path!r}: {reason}.") from None
+
+
+def _value(text: str) -> Any:
+    """Numbers, lists, true, false and null as in JSON; everything else is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

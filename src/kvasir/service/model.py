@@ -1,0 +1,228 @@
+"""The model as users hold it: generate, stream, embed, tokenize.
+
+Owns one `Weights`, the engine that runs it and the embedder, and closes them in order: on `close()`, when the model
+is collected, or when the interpreter ends. Every way to generate is one `stream()`. Any number of threads and tasks
+may use one model; the engine puts them into one forward pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+
+from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults
+from kvasir.engine import Engine, Request
+from kvasir.engine.embedder import Embedder, Normalize, Vectors
+from kvasir.errors import BadOption, Closed, Unsupported
+from kvasir.model.sampler import build_sampler
+from kvasir.model.store import resolve
+from kvasir.model.tokenizer import Prompt
+from kvasir.model.weights import ModelInfo, Progress, Weights
+from kvasir.service.completion import Reply
+from kvasir.service.settings import engine_settings
+from kvasir.service.stream import Mailbox, Stream
+from kvasir.types import SAMPLING_OPTIONS, Completion, Sampling
+
+
+def load(ref: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
+    """Open a model: the default one, a path, or a reference such as `hf:owner/repo/file.gguf`.
+
+    >>> with kvasir.load() as model:
+    ...     print(model.generate("Once upon a time", max_tokens=32).text)
+
+    What is not on this machine is fetched first. `options` are the load options of docs/python-api.md
+    (`context_size`, `gpu_layers`, `threads`, `slots`, ...); environment and `kvasir.toml` fill in what is not given.
+    `progress` is called with the part loaded, 0 to 1, and gives up by returning False. Blocks until the model is
+    ready. Raises `ModelNotFound`, `ModelLoadError`, `BadOption`, or a `StoreError` where fetching failed.
+    """
+    settings = load_settings(options)
+    path = resolve(ref, model_dir=settings.model_dir)
+    return Model.open(path, settings, progress=progress)
+
+
+class Model:
+    """An open model. Use it in a `with` block, call `close()`, or just let it go.
+
+    Prompts are text or token ids; text may name special tokens (`<|im_start|>`). Options of every generating method
+    are the fields of `kvasir.Sampling`, as keywords or as one `sampling` value; keywords win.
+    """
+
+    def __init__(self, core: ModuleType, weights: Weights, settings: LoadSettings, engine: Engine | None) -> None:
+        self._core = core
+        self._weights = weights
+        self._engine = engine
+        self._embedder = Embedder(core, weights.native, engine_settings(settings, weights.adapters))
+        self._defaults = sampling_defaults()
+        self._info = weights.info()
+        # Also at the interpreter's end, so that a script that closes nothing still ends cleanly.
+        self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, weights)
+
+    @classmethod
+    def open(
+        cls, path: Path, settings: LoadSettings, *, core: ModuleType | None = None, progress: Progress | None = None
+    ) -> Model:
+        """Open a file with settings already made; `core` replaces the native core, as tests do."""
+        core = core if core is not None else import_module("kvasir.native")
+        with contextlib.ExitStack() as on_failure:
+            weights = Weights.open(path, settings, core=core, progress=progress)
+            on_failure.callback(weights.close)
+            engine = None
+            if not settings.vocab_only and _why_silent(weights) is None:
+                engine = Engine.open(weights.native, engine_settings(settings, weights.adapters), core=core)
+                on_failure.callback(engine.close)
+            model = cls(core, weights, settings, engine)
+            on_failure.pop_all()
+        return model
+
+    @property
+    def info(self) -> ModelInfo:
+        """The facts of the model file."""
+        return self._info
+
+    def stream(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Stream:
+        """Start generating and return at once; the `Stream` gives out text as it comes.
+
+        Raises what can be known now: bad options, an empty or too long prompt, a full queue.
+        """
+        engine = self._running_engine()
+        chosen = self._sampling(sampling, options)
+        tokens = self._weights.tokenizer.encode_prompt(prompt)
+        vocab = self._weights.native.vocab
+        sampler, seed = build_sampler(self._core, vocab, chosen, n_ctx=engine.limit)
+        sampler.accept_prompt(tokens)
+        request = Request(
+            tokens=tuple(tokens),
+            sampling=chosen,
+            sampler=sampler,
+            stop_tokens=frozenset() if chosen.ignore_eos else frozenset(vocab.eog_tokens),
+            max_tokens=chosen.max_tokens,
+        )
+        mail = Mailbox()
+        reply = Reply(self._weights.tokenizer, chosen, seed=seed)
+        request_id = engine.submit(request, mail)
+        return Stream(reply, mail, cancel=partial(engine.cancel, request_id), owner=self)
+
+    def generate(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Completion:
+        """Generate and return the whole completion. Ctrl-C stops the work and leaves the model usable."""
+        return self.stream(prompt, sampling=sampling, **options).result()
+
+    async def agenerate(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Completion:
+        """Generate in asyncio; a cancelled task cancels the work."""
+        return await self.stream(prompt, sampling=sampling, **options)
+
+    def embed(self, texts: str | Sequence[str], *, normalize: Normalize = "l2") -> Vectors:
+        """Return float32 vectors: `(n,)` for one text, `(len(texts), n)` for a list.
+
+        `normalize`: "l2" gives vectors of length 1, "max" a largest element of 1, None what the model gives.
+        """
+        self._check_open()
+        if self._weights.native.vocab_only:
+            raise _unsupported("embed", "it was loaded with vocab_only=True and has no weights")
+        if isinstance(texts, str | bytes):
+            (vector,) = self.embed([texts], normalize=normalize)
+            return cast(Vectors, vector)
+        tokens = [self._embeddable(text) for text in _texts(texts)]
+        if not tokens:
+            return np.empty((0, self._weights.native.n_embd_out), dtype=np.float32)
+        return self._embedder.embed(tokens, normalize=normalize)
+
+    async def aembed(self, texts: str | Sequence[str], *, normalize: Normalize = "l2") -> Vectors:
+        """`embed` in asyncio; the work runs in a thread."""
+        return await asyncio.to_thread(self.embed, texts, normalize=normalize)
+
+    def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Turn text into token ids, as `generate` does with a prompt.
+
+        `add_special` adds what the model wants at the beginning or end; `parse_special` reads the names of special
+        tokens in the text as those tokens: turn it off for text you do not trust.
+        """
+        self._check_open()
+        return self._weights.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Turn token ids into text; `special` shows special tokens by their names."""
+        self._check_open()
+        return self._weights.tokenizer.decode(tokens, special=special)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the model was closed; only `info` can then be read."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Stop all work and free the memory; streams still open end in `EngineStopped`. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed " if self.closed else ""
+        return f"<{state}kvasir.Model {self._info.description!r} from {self._info.path}>"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the model is closed; load it again.")
+
+    def _running_engine(self) -> Engine:
+        self._check_open()
+        if self._engine is None:
+            why = _why_silent(self._weights) or "it was loaded with vocab_only=True and has no weights"
+            raise _unsupported("generate text", why)
+        return self._engine
+
+    def _sampling(self, base: Sampling | None, options: dict[str, Any]) -> Sampling:
+        for name in options:
+            if name not in SAMPLING_OPTIONS and name in LOAD_OPTIONS:
+                raise BadOption(f"{name!r} is a load option; give it to kvasir.load().")
+        return Sampling.of(base if base is not None else self._defaults, **options)
+
+    def _embeddable(self, text: str) -> list[int]:
+        tokens = self._weights.tokenizer.encode(text)
+        if not tokens:
+            raise BadOption("a text to embed is empty; give at least one character.")
+        return tokens
+
+
+def _texts(texts: Sequence[str]) -> Sequence[str]:
+    try:
+        return list(texts)
+    except TypeError:
+        raise BadOption(f"embed takes a text or a list of texts, got {type(texts).__name__}.") from None
+
+
+def _why_silent(weights: Weights) -> str | None:
+    """Why this model cannot continue a text; None where it can."""
+    model = weights.native
+    if not model.has_decoder or model.memory_kind == "none":
+        return "it is an encoder, made for embeddings; use embed()"
+    if model.has_encoder:
+        return "it is an encoder-decoder model, and only decoder models are run"
+    if model.is_diffusion:
+        return "it is a diffusion model, which does not write from left to right"
+    return None
+
+
+def _unsupported(what: str, why: str) -> Unsupported:
+    return Unsupported(f"this model cannot {what}: {why}.", what=what, why=why)
+
+
+def _shut(engine: Engine | None, embedder: Embedder, weights: Weights) -> None:
+    """Close in order: whoever uses the weights before the weights."""
+    if engine is not None:
+        engine.close()
+    embedder.close()
+    weights.close()

@@ -1,0 +1,62 @@
+"""The front door has these names and no others; a change here is a change of the public API."""
+
+from __future__ import annotations
+
+import kvasir
+
+PUBLIC = [
+    "Completion",
+    "FinishReason",
+    "KvasirError",
+    "Model",
+    "ModelInfo",
+    "Sampling",
+    "Stream",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+    "load",
+]
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(kvasir.__all__) == PUBLIC
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    for name in kvasir.__all__:
+        assert getattr(kvasir, name).__doc__, name
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert set(PUBLIC) <= set(dir(kvasir))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(kvasir, "Lama")
+
+
+METHODS = {
+    "Model": [
+        "aembed",
+        "agenerate",
+        "close",
+        "closed",
+        "detokenize",
+        "embed",
+        "generate",
+        "info",
+        "open",
+        "stream",
+        "tokenize",
+    ],
+    "Stream": ["cancel", "result"],
+}
+
+
+def test_the_public_methods_are_pinned_and_documented() -> None:
+    for name, methods in METHODS.items():
+        kind = getattr(kvasir, name)
+        assert [member for member in dir(kind) if not member.startswith("_")] == methods
+        for method in methods:
+            assert getattr(kind, method).__doc__, f"{name}.{method}"
