@@ -1,0 +1,139 @@
+// One llama_context: a step a tick (decode, then sample every row in parallel), logits, embeddings, abort.
+//
+// Every call takes the context's lock, so two threads are slow, not fatal; one thread is meant to own it. What would
+// trip a GGML_ASSERT is refused first.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llama.h"
+#include "model.hpp"
+#include "pool.hpp"
+#include "sampler.hpp"
+
+namespace kvasir {
+
+struct ContextParams {
+    int64_t n_ctx = 0, n_batch = 512, n_ubatch = 512, n_seq_max = 1;
+    int32_t threads = 0, threads_batch = 0, sample_threads = 0, poll = 50;
+    bool kv_unified = true, swa_full = true, offload_kqv = true, op_offload = true, embeddings = false;
+    std::string flash_attn = "auto", type_k = "f16", type_v = "f16", pooling = "model", attention = "model", rope_scaling = "model";
+    float rope_freq_base = 0.0f, rope_freq_scale = 0.0f;
+    float yarn_ext_factor = -1.0f, yarn_attn_factor = -1.0f, yarn_beta_fast = -1.0f, yarn_beta_slow = -1.0f;
+    int64_t yarn_orig_ctx = 0;
+};
+
+using Adapters = std::vector<std::pair<std::shared_ptr<AdapterHandle>, float>>;
+
+const std::vector<std::string> &kv_type_names();
+
+// One sequence's part of a step: tokens at consecutive positions; sampled after the last one where a sampler is given.
+struct Row {
+    llama_seq_id seq;
+    llama_pos pos;
+    std::vector<llama_token> tokens;
+    std::shared_ptr<Sampler> sampler;
+    std::optional<int32_t> logprobs;
+    bool output;
+};
+
+struct TokenLogprobs {
+    float logprob;
+    std::vector<std::pair<llama_token, float>> top;
+};
+
+struct Step {
+    std::string status;
+    std::vector<std::optional<llama_token>> tokens;
+    std::vector<std::optional<TokenLogprobs>> logprobs;
+    std::vector<std::optional<std::string>> errors;
+    double decode_s = 0.0, sample_s = 0.0;
+};
+
+struct ThreadPoolDeleter {
+    void operator()(ggml_threadpool *pool) const { ggml_threadpool_free(pool); }
+};
+struct ContextDeleter {
+    void operator()(llama_context *context) const { llama_free(context); }
+};
+
+class Context {
+  public:
+    Context(const Model &model, const ContextParams &params, const Adapters &adapters);
+    ~Context() { close(); }
+    Context(const Context &) = delete;
+    Context &operator=(const Context &) = delete;
+
+    void close();
+    bool closed() const { return closed_; }
+
+    Step step(const std::vector<const Row *> &rows);
+    std::vector<float> logits(int32_t row);
+    llama_token sample(Sampler &sampler, int32_t row);
+
+    // One vector a text, many texts a decode; and one vector a token for contexts without pooling.
+    std::vector<float> embed(const std::vector<std::vector<llama_token>> &texts);
+    std::vector<float> embed_tokens(const std::vector<llama_token> &tokens);
+    int32_t embedding_width() const;
+
+    void set_threads(int32_t threads, int32_t threads_batch);
+    void set_adapters(const Adapters &adapters);
+    void abort() { abort_ = true; }
+    void clear_abort() { abort_ = false; }
+    void synchronize();
+
+    int64_t n_ctx() { return llama_n_ctx(raw()); }
+    int64_t n_ctx_seq() { return llama_n_ctx_seq(raw()); }
+    int64_t n_batch() { return llama_n_batch(raw()); }
+    int64_t n_ubatch() { return llama_n_ubatch(raw()); }
+    int64_t n_seq_max() { return llama_n_seq_max(raw()); }
+    int32_t threads() { return llama_n_threads(raw()); }
+    int32_t threads_batch() { return llama_n_threads_batch(raw()); }
+    std::string pooling();
+    const ContextParams &params() const { return params_; }
+    uint64_t n_rows_decoded() const { return n_rows_decoded_; }
+
+    // For Memory: the open context under its lock.
+    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
+    llama_context *raw();
+    const std::string &memory_kind() const { return memory_kind_; }
+    int32_t n_swa() const { return n_swa_; }
+    bool shifts_exactly();
+    void check_seq(llama_seq_id seq);
+    void forget_outputs() { outputs_.clear(); }
+
+  private:
+    void check_rows(const std::vector<const Row *> &rows);
+    void fill(const std::vector<const Row *> &rows);
+    int32_t decode();
+    void count_after_failure(const std::vector<const Row *> &rows);
+    void sample_rows(const std::vector<const Row *> &rows, Step &step);
+    const float *logits_of(int32_t row);
+    void run_embedding_batch(const std::vector<std::vector<llama_token>> &texts, size_t first, size_t n);
+    void check_embedding(const std::vector<llama_token> &text);
+
+    ContextParams params_;
+    std::shared_ptr<ModelHandle> model_;
+    Adapters adapters_;
+    std::string memory_kind_;
+    int32_t n_swa_ = 0, n_vocab_ = 0, n_embd_out_ = 0, n_cls_out_ = 0;
+    std::unique_ptr<ggml_threadpool, ThreadPoolDeleter> compute_threads_;
+    std::unique_ptr<llama_context, ContextDeleter> context_;  // after the thread pool it uses, so freed before it
+    std::unique_ptr<Pool> sample_threads_;
+    llama_batch batch_{};
+    bool has_batch_ = false;
+    std::vector<int32_t> outputs_;  // batch index of each row's last token, -1 where it has no output
+    std::atomic<bool> abort_{false};
+    std::atomic<bool> closed_{false};
+    std::atomic<uint64_t> n_rows_decoded_{0};
+    std::mutex mutex_;
+};
+
+}  // namespace kvasir

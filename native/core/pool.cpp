@@ -1,0 +1,61 @@
+#include "pool.hpp"
+
+namespace kvasir {
+
+Pool::Pool(size_t n_threads) {
+    for (size_t i = 1; i < n_threads; ++i) {
+        threads_.emplace_back([this] { serve(); });
+    }
+}
+
+Pool::~Pool() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread &thread : threads_) {
+        thread.join();
+    }
+}
+
+// Takes items until none is left. The lock is held only between items, which take tens of microseconds each.
+void Pool::drain(std::unique_lock<std::mutex> &lock) {
+    while (next_ < n_) {
+        const size_t i = next_++;
+        ++n_running_;
+        lock.unlock();
+        (*work_)(i);
+        lock.lock();
+        --n_running_;
+    }
+}
+
+void Pool::each(size_t n, const std::function<void(size_t)> &work) {
+    if (n == 1 || threads_.empty()) {
+        for (size_t i = 0; i < n; ++i) {
+            work(i);
+        }
+        return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    work_ = &work;
+    next_ = 0;
+    n_ = n;
+    wake_.notify_all();
+    drain(lock);
+    done_.wait(lock, [&] { return n_running_ == 0; });
+    n_ = 0;
+}
+
+void Pool::serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        wake_.wait(lock, [&] { return stop_ || next_ < n_; });
+        if (stop_) return;
+        drain(lock);
+        if (n_running_ == 0) done_.notify_all();
+    }
+}
+
+}  // namespace kvasir

@@ -1,0 +1,23 @@
+#include "schema.hpp"
+
+#include "error.hpp"
+#include "json-schema-to-grammar.h"
+#include "json.h"
+#include "runtime.hpp"
+
+namespace kvasir {
+
+std::string json_schema_to_gbnf(const std::string &schema_json) {
+    ensure_backend();
+    std::string grammar;
+    with_abort_trap(Kind::BadSchema, "converting the schema", [&] {
+        try {
+            grammar = json_schema_to_grammar(common_json::parse(schema_json), true);
+        } catch (const std::exception &e) {
+            throw Error(Kind::BadSchema, std::string("this JSON schema cannot be enforced: ") + e.what() + ".");
+        }
+    });
+    return grammar;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,139 @@
+#include "vocab.hpp"
+
+#include <climits>
+#include <map>
+
+#include "error.hpp"
+#include "model.hpp"
+#include "runtime.hpp"
+
+namespace kvasir {
+
+Vocab::Vocab(std::shared_ptr<ModelHandle> model)
+    : model_(std::move(model)), vocab_(llama_model_get_vocab(model_->model)) {}
+
+int32_t Vocab::n_tokens() const { return llama_vocab_n_tokens(vocab_); }
+
+std::string Vocab::kind() const {
+    switch (llama_vocab_type(vocab_)) {
+        case LLAMA_VOCAB_TYPE_SPM: return "spm";
+        case LLAMA_VOCAB_TYPE_BPE: return "bpe";
+        case LLAMA_VOCAB_TYPE_WPM: return "wpm";
+        case LLAMA_VOCAB_TYPE_UGM: return "ugm";
+        case LLAMA_VOCAB_TYPE_RWKV: return "rwkv";
+        case LLAMA_VOCAB_TYPE_PLAMO2: return "plamo2";
+        case LLAMA_VOCAB_TYPE_TEST: return "test";
+        default: return "none";
+    }
+}
+
+void Vocab::check(llama_token token) const {
+    if (token < 0 || token >= n_tokens()) {
+        throw Error(Kind::BadOption, "token id " + std::to_string(token) + " is outside this vocabulary, which has ids 0 to " +
+                                         std::to_string(n_tokens() - 1) + ".");
+    }
+}
+
+std::vector<llama_token> Vocab::tokenize(const std::string &text, bool add_special, bool parse_special) const {
+    if (llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE) {
+        throw Error(Kind::TokenizeFailed, "this model has no tokenizer; give token ids instead of text.");
+    }
+    if (text.size() > INT_MAX / 2) {
+        throw Error(Kind::TokenizeFailed, "the text is " + std::to_string(text.size()) + " bytes; at most 1 GiB can be tokenized.");
+    }
+    std::vector<llama_token> tokens(text.size() + 2);
+    with_abort_trap(Kind::TokenizeFailed, "tokenizing", [&] {
+        try {
+            const auto len = static_cast<int32_t>(text.size());
+            int32_t n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()), add_special, parse_special);
+            if (n < 0 && n != INT32_MIN) {
+                tokens.resize(static_cast<size_t>(-n));
+                n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()), add_special, parse_special);
+            }
+            if (n < 0) {
+                throw Error(Kind::TokenizeFailed, "the text is too long to be tokenized.");
+            }
+            tokens.resize(static_cast<size_t>(n));
+        } catch (const Error &) {
+            throw;
+        } catch (const std::exception &e) {
+            throw Error(Kind::TokenizeFailed, std::string("the tokenizer refused this text: ") + e.what());
+        }
+    });
+    return tokens;
+}
+
+std::string Vocab::token_to_bytes(llama_token token, bool special) const {
+    check(token);
+    std::string piece(32, '\0');
+    int32_t n = llama_token_to_piece(vocab_, token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
+    if (n < 0) {
+        piece.resize(static_cast<size_t>(-n));
+        n = llama_token_to_piece(vocab_, token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
+    }
+    piece.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    return piece;
+}
+
+std::string Vocab::detokenize(const std::vector<llama_token> &tokens, bool remove_special, bool unparse_special) const {
+    for (const llama_token token : tokens) {
+        check(token);
+    }
+    const auto n_tokens = static_cast<int32_t>(tokens.size());
+    std::string text(tokens.size() * 8 + 16, '\0');
+    int32_t n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()), remove_special, unparse_special);
+    if (n < 0) {
+        text.resize(static_cast<size_t>(-n));
+        n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()), remove_special, unparse_special);
+    }
+    text.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    return text;
+}
+
+std::string Vocab::text(llama_token token) const {
+    check(token);
+    const char *text = llama_vocab_get_text(vocab_, token);
+    return text ? text : "";
+}
+
+float Vocab::score(llama_token token) const {
+    check(token);
+    return llama_vocab_get_score(vocab_, token);
+}
+
+bool Vocab::is_eog(llama_token token) const {
+    check(token);
+    return llama_vocab_is_eog(vocab_, token);
+}
+
+bool Vocab::is_control(llama_token token) const {
+    check(token);
+    return llama_vocab_is_control(vocab_, token);
+}
+
+std::vector<llama_token> Vocab::eog_tokens() const {
+    std::vector<llama_token> out;
+    for (llama_token token = 0; token < n_tokens(); ++token) {
+        if (llama_vocab_is_eog(vocab_, token)) {
+            out.push_back(token);
+        }
+    }
+    return out;
+}
+
+bool Vocab::add_bos() const { return llama_vocab_get_add_bos(vocab_); }
+bool Vocab::add_eos() const { return llama_vocab_get_add_eos(vocab_); }
+
+std::optional<llama_token> Vocab::special(const std::string &name) const {
+    using Getter = llama_token (*)(const llama_vocab *);
+    static const std::map<std::string, Getter> getters = {
+        {"bos", llama_vocab_bos},         {"eos", llama_vocab_eos},         {"eot", llama_vocab_eot},
+        {"sep", llama_vocab_sep},         {"nl", llama_vocab_nl},           {"pad", llama_vocab_pad},
+        {"mask", llama_vocab_mask},       {"fim_pre", llama_vocab_fim_pre}, {"fim_suf", llama_vocab_fim_suf},
+        {"fim_mid", llama_vocab_fim_mid},
+    };
+    const llama_token token = getters.at(name)(vocab_);
+    return token == LLAMA_TOKEN_NULL ? std::nullopt : std::optional<llama_token>(token);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,60 @@
+"""llama.cpp, compiled in: models, vocabularies, contexts, memory and samplers.
+
+Re-exports the extension `_native`; `kvasir.native.fake` has the same names and needs no compiler. docs/native.md writes
+a decode loop with them by hand. Most programs want `kvasir.load()` instead.
+"""
+
+try:
+    from kvasir.native._native import (
+        KV_TYPES,
+        SAMPLER_NAMES,
+        Adapter,
+        Context,
+        Device,
+        GgufFacts,
+        Memory,
+        Model,
+        Row,
+        Sampler,
+        SamplerParams,
+        Step,
+        TokenLogprobs,
+        Vocab,
+        build_info,
+        check_gguf,
+        devices,
+        json_schema_to_grammar,
+        llama_version,
+        supports,
+        take_logs,
+    )
+except ModuleNotFoundError as missing:
+    if missing.name != "kvasir.native._native":
+        raise
+    raise ImportError(
+        "kvasir's compiled extension is missing. In a clone run `make build`; elsewhere `pip install kvasir-llm`."
+    ) from missing
+
+__all__ = [
+    "KV_TYPES",
+    "SAMPLER_NAMES",
+    "Adapter",
+    "Context",
+    "Device",
+    "GgufFacts",
+    "Memory",
+    "Model",
+    "Row",
+    "Sampler",
+    "SamplerParams",
+    "Step",
+    "TokenLogprobs",
+    "Vocab",
+    "build_info",
+    "check_gguf",
+    "devices",
+    "json_schema_to_grammar",
+    "llama_version",
+    "supports",
+    "take_logs",
+]
