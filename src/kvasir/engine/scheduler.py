@@ -1,0 +1,246 @@
+"""The scheduler: who waits, who has a slot, what the next tick runs and what its tokens mean.
+
+Owns every open sequence and all decisions: admission, deadlines, cancels, budgets, stops. Calls nothing native and
+reads no clock: `runner` decodes, `loop` says what time it is. Every sequence ends through `_end`, exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
+
+from kvasir.engine.core import Logprobs
+from kvasir.engine.events import Admitted, Ended, FirstToken, Meter, Queued
+from kvasir.engine.gate import Gate
+from kvasir.engine.mailbox import Outbox
+from kvasir.engine.plan import Budget, Plan, Strategy, View
+from kvasir.engine.queue import WaitingQueue
+from kvasir.engine.request import Done, Event, Failed, RequestId, Tokens
+from kvasir.engine.sequence import Sequence, State
+from kvasir.engine.slots import SlotPool
+from kvasir.engine.strategies import DEFAULT, fault_of, feed_starved
+from kvasir.errors import BadGrammar, DeadlineExceeded, KvasirError
+from kvasir.types import FinishReason
+
+log = logging.getLogger(__name__)
+
+Batch: TypeAlias = list[tuple[Sequence, int]]  # sequences and how many of their next tokens to run
+
+
+class Limits(NamedTuple):
+    """What the context allows."""
+
+    n_seq_tokens: int  # cells one sequence may use
+    n_pool: int | None  # cells all sequences share; None where every slot has its own
+    n_rows: int  # rows of one pass over the weights
+    n_prefill: int  # of these, for prompts while streams run
+    n_chunk: int  # of these, for prompts while none does
+
+
+class Outcome(NamedTuple):
+    """What a batch brought: sequences that ran with what was sampled after them, and sequences that failed."""
+
+    ran: list[tuple[Sequence, int | None, Logprobs | None, str | None]]
+    failed: list[tuple[Sequence, KvasirError]]
+
+
+class Scheduler:
+    """Decides; engine thread only."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        slots: SlotPool,
+        queue: WaitingQueue,
+        strategy: Strategy,
+        *,
+        outbox: Outbox,
+        meter: Meter,
+        gate: Gate,
+    ) -> None:
+        self.limits = limits
+        self.slots = slots
+        self.waiting = queue
+        self.strategy = strategy
+        self.active: dict[RequestId, Sequence] = {}  # has a slot and is not DONE, oldest admission first
+        self.ended: list[Sequence] = []  # DONE, but its slot still holds KV
+        self._open: dict[RequestId, Sequence] = {}
+        self._deadlines: list[tuple[float, RequestId]] = []
+        self._n_reserved = 0
+        self._outbox = outbox
+        self._meter = meter
+        self._gate = gate
+        self._warned = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another tick has anything to do."""
+        return bool(self.active or self.ended or len(self.waiting))
+
+    @property
+    def cells_used(self) -> int:
+        """Cells that hold tokens, by the ledgers."""
+        return sum(seq.n_decoded for seq in self.active.values()) + sum(seq.n_decoded for seq in self.ended)
+
+    def open_sequences(self) -> list[Sequence]:
+        """Every sequence that has had no terminal event yet."""
+        return list(self._open.values())
+
+    # Coming and going
+
+    def submit(self, seq: Sequence) -> None:
+        """Let a new sequence wait for a slot."""
+        self._open[seq.id] = seq
+        self.waiting.add(seq)
+        if seq.deadline is not None:
+            heappush(self._deadlines, (seq.deadline, seq.id))
+        self._meter.queued(Queued(seq.id, seq.n_prompt, seq.request.priority))
+
+    def cancel(self, request_id: RequestId, *, now: float) -> None:
+        """End a request wherever it stands; one that has ended already is left alone."""
+        seq = self._open.get(request_id)
+        if seq is not None:
+            self._finish(seq, FinishReason.CANCELLED, now=now)
+
+    def expire(self, *, now: float) -> None:
+        """Fail the requests whose deadline has passed, waiting or running."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            seq = self._open.get(heappop(self._deadlines)[1])
+            if seq is not None:
+                wanted = seq.request.deadline_s
+                where = "in the queue" if seq.state is State.WAITING else f"after {seq.n_generated} tokens"
+                self.fail(seq, DeadlineExceeded(f"the deadline of {wanted:g} s passed {where}."), now=now)
+
+    def fail(self, seq: Sequence, error: KvasirError, *, now: float) -> None:
+        """End a sequence with an error of its own."""
+        self._end(seq, Failed(error), type(error).__name__, now=now)
+
+    def release(self, seq: Sequence) -> None:
+        """Take back the slot of an ended sequence, whose cells are free by now."""
+        assert seq.slot is not None
+        self.slots.release(seq.slot)
+        self._n_reserved -= self._cells_of(seq)
+        seq.slot = None
+
+    def admit(self, *, now: float) -> list[Sequence]:
+        """Give slots to those who are next, as long as there are slots and cells.
+
+        The first in line is never overtaken by a smaller one behind it: a large request would otherwise starve.
+        """
+        admitted = []
+        while self.slots.n_free and (seq := self.waiting.best(now=now)) is not None:
+            if self.limits.n_pool is not None and self._n_reserved + self._cells_of(seq) > self.limits.n_pool:
+                break
+            self.waiting.remove(seq)
+            self._meter.counters.aged += self.waiting.outranks(seq)
+            self._n_reserved += self._cells_of(seq)
+            seq.admit(self.slots.take(), now=now)
+            self.active[seq.id] = seq
+            admitted.append(seq)
+        return admitted
+
+    def announce(self, seq: Sequence, *, source: str) -> None:
+        """Tell that an admitted sequence is ready to run, and how much of it came from where."""
+        assert seq.slot is not None
+        assert seq.admitted_at is not None
+        self._meter.admitted(Admitted(seq.id, seq.slot, seq.n_cached, source, seq.admitted_at - seq.queued_at))
+
+    def _cells_of(self, seq: Sequence) -> int:
+        """Cells to reserve: all it may ever need, so that no running sequence is without room because of another.
+
+        The token sampled last never runs, hence one less than prompt and max_tokens together.
+        """
+        return min(seq.n_prompt + seq.request.max_tokens - 1, self.limits.n_seq_tokens)
+
+    # Planning
+
+    def plan(self) -> Batch:
+        """Ask the strategy what to run; rows come in slot order, which keeps them in one pass (see `slots`)."""
+        if not self.active:
+            return []
+        view = View(tuple([seq.view() for seq in self.active.values()]), len(self.waiting))
+        budget = self._budget()
+        plan = feed_starved(asked := self._ask(view, budget), view, budget)
+        self._meter.counters.rows_forced += plan is not asked
+        return self._batch(plan)
+
+    def _budget(self) -> Budget:
+        limits = self.limits
+        streams = any(seq.state is State.DECODE for seq in self.active.values())
+        return Budget(limits.n_rows, min(limits.n_prefill if streams else limits.n_chunk, limits.n_rows))
+
+    def _ask(self, view: View, budget: Budget) -> Plan:
+        """Return the strategy's plan, or the default's where that one is broken: a bad strategy stops nobody."""
+        if self.strategy is DEFAULT:
+            return DEFAULT.plan(view, budget)
+        try:
+            plan = self.strategy.plan(view, budget)
+            fault = fault_of(plan, view, budget)
+        except Exception as error:
+            fault = f"it raised {error!r}"
+        if fault is None:
+            return plan
+        self._meter.counters.plans_refused += 1
+        if not self._warned:
+            log.error("strategy %r is wrong: %s. The default plans instead; this is said once.", self.strategy, fault)
+            self._warned = True
+        return DEFAULT.plan(view, budget)
+
+    def _batch(self, plan: Plan) -> Batch:
+        active = self.active
+        if len(plan.rows) < len(active):
+            for seq in active.values():
+                seq.n_skipped += 1
+        batch = [(active[row.id], row.n_tokens) for row in plan.rows]
+        for seq, _ in batch:
+            seq.n_skipped = 0
+        batch.sort(key=_slot_of)
+        return batch
+
+    # What came of it
+
+    def apply(self, outcome: Outcome, *, now: float) -> None:
+        """Take the sampled tokens; end what stopped, is full or failed."""
+        for seq, token, logprobs, error in outcome.ran:
+            if token is not None:
+                self._take(seq, token, logprobs, now=now)
+            elif error is not None:
+                self.fail(seq, BadGrammar(f"the next token cannot be sampled: {error}."), now=now)
+        for seq, failure in outcome.failed:
+            self.fail(seq, failure, now=now)
+
+    def _take(self, seq: Sequence, token: int, logprobs: Logprobs | None, *, now: float) -> None:
+        if token in seq.request.stop_tokens:
+            self._finish(seq, FinishReason.STOP, stop_token=token, now=now)
+            return
+        if seq.first_token_at is None:
+            self._meter.first_token(FirstToken(seq.id, now - seq.queued_at))
+        seq.took(token, now=now)
+        self._outbox.put(seq, Tokens((token,), (logprobs,)))
+        if seq.is_full(self.limits.n_seq_tokens):
+            self._finish(seq, FinishReason.LENGTH, now=now)
+
+    def _finish(self, seq: Sequence, reason: FinishReason, *, stop_token: int | None = None, now: float) -> None:
+        seq.ended_at = now
+        self._end(seq, Done(reason, stop_token, seq.usage(), seq.timings()), reason.value, now=now)
+
+    def _end(self, seq: Sequence, event: Event, how: str, *, now: float) -> None:
+        """End a sequence: the one place that does, and the one terminal event it gets."""
+        if seq.state is State.WAITING:
+            self.waiting.remove(seq)
+        else:
+            del self.active[seq.id]
+            self.ended.append(seq)
+        seq.ended_at = now
+        seq.move(State.DONE)
+        del self._open[seq.id]
+        self._gate.leave(now=now)
+        self._outbox.put(seq, event)
+        self._meter.ended(Ended(seq.id, how, seq.n_prompt, seq.n_cached, seq.n_generated))
+
+
+def _slot_of(planned: tuple[Sequence, int]) -> int:
+    slot = planned[0].slot
+    assert slot is not None
+    return slot

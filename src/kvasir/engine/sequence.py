@@ -1,0 +1,147 @@
+"""A sequence: one request's tokens, its state, and the ledger of what the KV memory holds of it.
+
+Owns the move table and the ledger's arithmetic. Never touches native memory: whoever does (`runner`, `loop`) tells
+the sequence through `ran`, `rewind` and `resume_at`, so that the ledger always equals `memory.pos_max(slot) + 1`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from kvasir.engine.plan import SeqView
+from kvasir.engine.request import Request, RequestId, Sink
+from kvasir.types import Timings, Usage
+
+
+class State(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()  # in the queue, no slot
+    PREFILL = auto()  # has a slot; more than the last token is still to run
+    DECODE = auto()  # has a slot; exactly one token is still to run
+    DONE = auto()  # ended; its slot, if any, is released by the next `finish`
+
+
+MOVES: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.PREFILL, State.DONE}),
+    State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),  # back to WAITING: preempted
+    State.DECODE: frozenset({State.PREFILL, State.WAITING, State.DONE}),  # back to PREFILL: its KV was lost
+    State.DONE: frozenset(),
+}
+
+
+class Sequence:
+    """One request on its way through the engine.
+
+    [0, n_cached)            shared or restored: in KV, never decoded by this sequence
+    [n_cached, n_decoded)    decoded: in KV
+    [n_decoded, n_tokens)    still to run
+    [n_prompt, n_tokens)     generated. The last of them is sampled and sent, and in KV only once it was decoded
+    """
+
+    __slots__ = (
+        "admitted_at", "deadline", "ended_at", "first_token_at", "id", "logprobs", "n_cached", "n_decoded", "n_faults",
+        "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler", "sink", "slot", "state", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, request_id: RequestId, request: Request, sink: Sink, *, now: float) -> None:
+        self.id = request_id
+        self.request = request
+        self.sink = sink
+        self.sampler = request.sampler
+        self.logprobs = request.sampling.logprobs
+        self.state = State.WAITING
+        self.slot: int | None = None
+        self.tokens = list(request.tokens)
+        self.n_prompt = len(self.tokens)
+        self.n_cached = 0
+        self.n_decoded = 0
+        self.n_rows = 0  # rows the core decoded for it, reruns included: its part of Context.n_rows_decoded
+        self.n_skipped = 0  # ticks in a row in which it could run and was not planned
+        self.n_faults = 0  # failed steps in which it was alone
+        self.deadline = None if request.deadline_s is None else now + request.deadline_s
+        self.queued_at = now
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.ended_at: float | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return len(self.tokens)
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens made and sent so far."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_left(self) -> int:
+        """Tokens still to run before the next one can be sampled."""
+        return len(self.tokens) - self.n_decoded
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens made so far."""
+        return self.tokens[self.n_prompt :]
+
+    def view(self) -> SeqView:
+        """What a strategy may know of it."""
+        decoding = self.state is State.DECODE
+        return SeqView(self.id, decoding, len(self.tokens) - self.n_decoded, self.request.priority, self.n_skipped)
+
+    def move(self, state: State) -> None:
+        """Make a move of the table; every change of state in the program goes through here."""
+        assert state in MOVES[self.state], f"sequence {self.id} cannot go from {self.state.name} to {state.name}"
+        self.state = state
+
+    def admit(self, slot: int, *, now: float) -> None:
+        """Take a slot. `queued_at` to `admitted_at` is the time in the queue, of the first admission only."""
+        self.slot = slot
+        if self.admitted_at is None:
+            self.admitted_at = now
+        self.move(State.PREFILL)
+
+    def ran(self, n_tokens: int) -> None:
+        """Note that the core decoded the next `n_tokens`."""
+        self.n_decoded += n_tokens
+        self.n_rows += n_tokens
+
+    def took(self, token: int, *, now: float) -> None:
+        """Append the token sampled after the last one ran."""
+        self.tokens.append(token)
+        if self.state is State.PREFILL and self.n_left == 1:
+            self.move(State.DECODE)
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def resume_at(self, n_decoded: int) -> None:
+        """Note that KV holds only the first `n_decoded` tokens, after a decode that failed half way."""
+        self.n_decoded = n_decoded
+        self.n_cached = min(self.n_cached, n_decoded)
+        if self.state is State.DECODE and self.n_left > 1:
+            self.move(State.PREFILL)
+
+    def rewind(self) -> None:
+        """Note that none of it is in KV any more. All tokens run again; the sampler stays where it was."""
+        self.resume_at(0)
+
+    def is_full(self, limit: int) -> bool:
+        """Say whether it must end now: no token more is allowed, or its newest one has no cell to run in."""
+        return self.n_generated >= self.request.max_tokens or len(self.tokens) > limit
+
+    def usage(self) -> Usage:
+        """Count its tokens; a stop token that ended it is not one of them."""
+        return Usage(self.n_prompt, self.n_cached, self.n_generated)
+
+    def timings(self) -> Timings:
+        """Seconds in the queue, from admission to the first token, from `submit` to it, and from it to the end."""
+        end = self.ended_at if self.ended_at is not None else self.queued_at
+        admitted = self.admitted_at if self.admitted_at is not None else end
+        first = self.first_token_at if self.first_token_at is not None else end
+        return Timings(
+            queue_s=admitted - self.queued_at,
+            prefill_s=first - admitted,
+            first_token_s=first - self.queued_at,
+            decode_s=end - first,
+        )

@@ -1,0 +1,114 @@
+"""What the engine is told when it opens, and the rules that fill in what was left to it.
+
+Owns the defaults of threads and KV layout. Reads no environment and no file: `kvasir.config` has done that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvasir.config import LoadSettings
+from kvasir.errors import BadOption, suggest
+
+LAYOUTS = ("auto", "unified", "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How one engine runs.
+
+    `context_size` counts all cells (0: the model's trained context). `context` holds further keyword arguments of
+    `native.Context` (KV types, rope, adapters). `observe` gets every event value, on the engine thread.
+    """
+
+    slots: int = 4
+    layout: str = "auto"
+    strategy: object = "DecodeMaximal"
+    chunk_tokens: int = 512  # prompt rows of a tick in which no stream runs
+    prefill_budget: int = 128  # prompt rows of a tick beside streams: a gap of about a quarter second on two cores
+    max_queue: int = 64
+    context_size: int = 0
+    batch: int = 512
+    ubatch: int = 512
+    threads: int = 0  # 0: every physical core this process may use
+    aging_s: float = 5.0  # a waiting request gains one priority level in this time
+    debug: bool = False  # check the ledgers against the native memory after every tick
+    context: Mapping[str, Any] = field(default_factory=dict)
+    observe: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadOption(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        if self.layout not in LAYOUTS:
+            known = ", ".join(LAYOUTS)
+            raise BadOption(f"layout must be one of {known}, got {self.layout!r}.{suggest(str(self.layout), LAYOUTS)}")
+        if not self.aging_s > 0:
+            raise BadOption(f"aging_s must be above 0, got {self.aging_s!r}.")
+        if self.batch < self.slots:
+            raise BadOption(f"batch is {self.batch} and must be at least slots, {self.slots}.")
+
+    @classmethod
+    def of(cls, load: LoadSettings, *, adapters: Sequence[tuple[Any, float]] = (), **more: Any) -> EngineSettings:
+        """Take over what the user asked for when loading; `adapters` are the loaded ones, with their scales."""
+        context = {name: getattr(load, name) for name in _CONTEXT_OPTIONS}
+        if load.threads_batch is not None:
+            context["threads_batch"] = load.threads_batch
+        if adapters:
+            context["adapters"] = list(adapters)
+        return cls(
+            **{name: getattr(load, name) for name in _ENGINE_OPTIONS},
+            context_size=load.context_size or 0,
+            threads=load.threads or 0,
+            context=context,
+            **more,
+        )
+
+
+_ENGINE_OPTIONS = ("slots", "layout", "strategy", "chunk_tokens", "prefill_budget", "max_queue", "batch", "ubatch")
+_CONTEXT_OPTIONS = (
+    "flash_attn", "type_k", "type_v", "swa_full", "offload_kqv", "op_offload", "rope_scaling", "rope_freq_base",
+    "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
+)  # fmt: skip
+
+_LEAST = {
+    "slots": 1, "chunk_tokens": 1, "prefill_budget": 1, "max_queue": 0, "context_size": 0, "batch": 1, "ubatch": 1,
+    "threads": 0,
+}  # fmt: skip
+
+
+def is_unified(layout: str, *, slots: int, n_ctx: int, n_ctx_train: int) -> bool:
+    """Resolve the layout.
+
+    `auto` is split only where that costs nobody anything: the pool gives every slot the whole trained context. Else a
+    prompt that fits `context_size` would be refused because slots divide it.
+    """
+    if layout != "auto":
+        return layout == "unified"
+    return slots == 1 or n_ctx_train <= 0 or n_ctx // slots < n_ctx_train
+
+
+def sequence_limit(settings: EngineSettings, *, n_ctx_seq: int, n_ctx_train: int) -> int:
+    """Tokens one sequence may have: its cells, and not beyond the trained context unless rope is stretched."""
+    stretched = settings.context.get("rope_scaling", "model") in ("linear", "yarn", "longrope")
+    stretched = stretched or bool(settings.context.get("rope_freq_base") or settings.context.get("rope_freq_scale"))
+    return n_ctx_seq if stretched or n_ctx_train <= 0 else min(n_ctx_seq, n_ctx_train)
+
+
+def default_threads() -> int:
+    """Count the physical cores this process may use; hyperthreads of one core only spin against each other."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return max(1, len({_core_of(cpu) for cpu in allowed}))
+
+
+def _core_of(cpu: int) -> str:
+    """Name the physical core of a logical cpu by its siblings; unknown systems count every cpu as a core."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)

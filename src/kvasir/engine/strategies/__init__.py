@@ -1,0 +1,89 @@
+"""The table of strategies, and the check every plan passes, whoever wrote the strategy.
+
+Owns the names. A strategy is a module or any object with `plan(view, budget) -> Plan`; none knows another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from kvasir.engine.plan import Budget, Plan, PlannedRow, Strategy, View
+from kvasir.engine.strategies import balanced, decode_maximal, prefill_priority
+from kvasir.errors import BadOption, suggest
+
+STRATEGIES: dict[str, Strategy] = {
+    decode_maximal.NAME: decode_maximal,
+    prefill_priority.NAME: prefill_priority,
+    balanced.NAME: balanced,
+}
+DEFAULT: Strategy = decode_maximal
+
+
+def strategy_of(wanted: object) -> Strategy:
+    """Return the strategy of that name ("DecodeMaximal", "decode_maximal"), or the object itself if it can plan."""
+    if isinstance(wanted, str):
+        found = {_folded(name): strategy for name, strategy in STRATEGIES.items()}.get(_folded(wanted))
+        if found is None:
+            names = ", ".join(STRATEGIES)
+            raise BadOption(f"no strategy is called {wanted!r}; there are {names}.{suggest(wanted, STRATEGIES)}")
+        return found
+    if not callable(getattr(wanted, "plan", None)):
+        raise BadOption(f"strategy must be a name or an object with plan(view, budget), got {wanted!r}.")
+    return cast(Strategy, wanted)
+
+
+def fault_of(plan: Any, view: View, budget: Budget) -> str | None:
+    """Say what is wrong with a plan: None if it keeps to its budget and names each runnable sequence at most once."""
+    rows = getattr(plan, "rows", None)
+    if not isinstance(rows, tuple | list):
+        return f"it returned {plan!r}, wanted a Plan"
+    lefts = {seq.id: seq.n_left for seq in view.sequences}
+    n_tokens = 0
+    for row in rows:
+        n_left = lefts.pop(row.id, None)
+        if n_left is None:
+            return f"it planned sequence {row.id}, which cannot run or was planned already"
+        if not 0 < row.n_tokens <= n_left:
+            return f"it planned {row.n_tokens} tokens of sequence {row.id}, which has {n_left} left"
+        n_tokens += row.n_tokens
+    if n_tokens > budget.n_rows:
+        return f"it planned {n_tokens} rows, the budget has {budget.n_rows}"
+    return None
+
+
+# A prompt behind a long one, or a stream under PrefillPriority, waits this many ticks at most. Sixteen ticks of 512
+# rows are seconds on a CPU: long enough to leave a strategy its will, short enough that nobody gives up.
+STARVED_TICKS = 16
+# What a starved prompt is given: a sixteenth of a usual tick, so that forcing hardly disturbs the plan.
+STARVED_CHUNK = 32
+
+
+def feed_starved(plan: Plan, view: View, budget: Budget) -> Plan:
+    """Return the plan with a row for every sequence that was skipped too often; the largest rows make room."""
+    if not any(seq.n_skipped >= STARVED_TICKS for seq in view.sequences):
+        return plan
+    planned = {row.id for row in plan.rows}
+    starved = [seq for seq in view.sequences if seq.n_skipped >= STARVED_TICKS and seq.id not in planned]
+    forced = [PlannedRow(seq.id, min(seq.n_left, STARVED_CHUNK)) for seq in starved]
+    return Plan((*_cut(forced, budget.n_rows), *_cut(list(plan.rows), budget.n_rows - _sum(forced))))
+
+
+def _cut(rows: list[PlannedRow], n_rows: int) -> list[PlannedRow]:
+    """Shorten the largest rows until all fit, then drop the last ones if single tokens still do not."""
+    rows = list(rows)
+    while rows and (excess := _sum(rows) - n_rows) > 0:
+        at = max(range(len(rows)), key=lambda i: (rows[i].n_tokens, i))
+        n_tokens = rows[at].n_tokens - excess
+        if n_tokens > 0:
+            rows[at] = PlannedRow(rows[at].id, n_tokens)
+        else:
+            rows.pop(at)
+    return rows
+
+
+def _sum(rows: list[PlannedRow]) -> int:
+    return sum(row.n_tokens for row in rows)
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").replace("-", "").casefold()
