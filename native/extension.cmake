@@ -26,7 +26,7 @@ if(CMAKE_INSTALL_PREFIX_INITIALIZED_TO_DEFAULT AND NOT SKBUILD)
 endif()
 install(TARGETS _native DESTINATION kvasir/native COMPONENT kvasir)
 
-# The extension contains llama.cpp and what it vendors: their licences travel with it.
+# The extension contains llama.cpp, what that vendors, and nanobind: their licences travel with it.
 function(install_licence file name)
   if(EXISTS "${file}")
     install(FILES "${file}" DESTINATION kvasir/licenses RENAME "${name}" COMPONENT kvasir)
@@ -34,5 +34,7 @@ function(install_licence file name)
 endfunction()
 install_licence("${KVASIR_LLAMA_SOURCE_DIR}/LICENSE" LICENSE-llama.cpp)
 install_licence("${KVASIR_LLAMA_SOURCE_DIR}/vendor/cpp-httplib/LICENSE" LICENSE-cpp-httplib)
+file(GLOB nanobind_licence "${nanobind_ROOT}/../../nanobind-*.dist-info/licenses/LICENSE")
+install_licence("${nanobind_licence}" LICENSE-nanobind)
 file(GLOB licences "${KVASIR_LLAMA_SOURCE_DIR}/licenses/*")
 install(FILES ${licences} DESTINATION kvasir/licenses COMPONENT kvasir)
