@@ -25,7 +25,8 @@ from kvasir.model.transfer import Progress, megabytes
 app = typer.Typer(no_args_is_help=True, help="List, show and remove the models in the store.")
 
 GGUF_FACTS = (
-    "architecture", "name", "file_type", "context_length", "block_count", "embedding_length", "n_vocab", "n_tensors", "n_kv",
+    "architecture", "name", "file_type", "context_length", "block_count", "embedding_length",
+    "n_vocab", "n_tensors", "n_kv",
 )  # fmt: skip
 
 ReferenceArgument = Annotated[
@@ -34,11 +35,7 @@ ReferenceArgument = Annotated[
 
 
 def pull(
-    ref: GGUF_FACTS = (
-    "architecture", "name", "file_type", "context_length", "block_count", "embedding_length", "n_vocab", "n_tensors", "n_kv",
-)  # fmt: skip
-
-ReferenceArgument = None,
+    ref: ReferenceArgument = None,
     sha256: Annotated[str | None, typer.Option(metavar="HEX", help="The hash the file must have.")] = None,
     list_files: Annotated[bool, typer.Option("--list", help="Only list a hub repository's GGUF files.")] = False,
     as_json: JsonFlag = False,
@@ -87,11 +84,7 @@ def list_models(as_json: JsonFlag = False) -> None:
 
 
 @app.command("show")
-def show_model(ref: GGUF_FACTS = (
-    "architecture", "name", "file_type", "context_length", "block_count", "embedding_length", "n_vocab", "n_tensors", "n_kv",
-)  # fmt: skip
-
-ReferenceArgument = None, as_json: JsonFlag = False) -> None:
+def show_model(ref: ReferenceArgument = None, as_json: JsonFlag = False) -> None:
     """Show what a model in the store, or a model file, is. Reads no weights.
 
     \b
