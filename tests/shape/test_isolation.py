@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import llama_source
 import pytest
+
+import llama_source
 
 # Both libraries tokenise with their own vocabulary code; the other's symbols must not get in the way.
 USE_BOTH = """
