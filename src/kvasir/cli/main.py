@@ -70,6 +70,9 @@ def _report(error: Exception) -> int:
     """Tell of what is not one of ours: a usage error of the parser, or a bug."""
     if hasattr(error, "format_message"):
         return _report_usage(error)
+    if isinstance(error, ImportError):  # a build or an extra that is missing; its message says which
+        console.complain(str(error))
+        return FAILURE
     if logging.getLogger("kvasir").isEnabledFor(logging.DEBUG):
         traceback.print_exc()
     console.complain(f"{type(error).__name__}: {error}. This is a bug; `kvasir --debug ...` shows where.")
@@ -77,8 +80,8 @@ def _report(error: Exception) -> int:
 
 
 def _report_usage(error: Any) -> int:
-    message = str(error.message or error.format_message()).rstrip(".")
     close = getattr(error, "possibilities", None)
+    message = str(error.message if close else error.format_message()).rstrip(".")
     if close:
         message += f". Did you mean {sorted(close)[0]}?"
     elif not message.endswith("?"):

@@ -11,6 +11,7 @@ import typer
 
 import kvasir
 from kvasir.cli import console
+from kvasir.cli.models import download_bar
 from kvasir.cli.options import (
     ContextOption,
     GpuLayersOption,
@@ -24,6 +25,9 @@ from kvasir.cli.options import (
     schema_of,
     split_more,
 )
+from kvasir.config import load_settings
+from kvasir.model.reference import DEFAULT_MODEL
+from kvasir.model.store import resolve
 
 
 def run(
@@ -96,9 +100,12 @@ def run(
 
 
 def open_model(ref: str | None, **options: Any) -> kvasir.Model:
-    """Load a model, with a bar on a terminal."""
-    with console.loading_bar("loading") as progress:
-        return kvasir.load(ref, progress=progress, **options)
+    """Fetch a model if need be and load it, with a bar for each on a terminal."""
+    model_dir = load_settings(options).model_dir
+    with download_bar(ref or DEFAULT_MODEL) as fetched:
+        path = resolve(ref, model_dir=model_dir, progress=fetched)
+    with console.loading_bar("loading") as loaded:
+        return kvasir.load(path, progress=loaded, **options)
 
 
 def _print(stream: kvasir.Stream) -> None:

@@ -11,13 +11,11 @@ import json
 import secrets
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from kvasir import native
 from kvasir.errors import BadOption, BadSchema
 from kvasir.types import Sampling
-
-if TYPE_CHECKING:
-    from kvasir import native
 
 # Options that mean the same, by the same name, in the core.
 _SAME_NAMES = (

@@ -10,12 +10,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
 
+from kvasir import native
 from kvasir.errors import BadOption, TokenizeFailed
-
-if TYPE_CHECKING:
-    from kvasir import native
 
 Prompt = str | bytes | Sequence[int]
 """What a model continues: text, the same as UTF-8 bytes, or token ids."""

@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING
 
+from kvasir import native
 from kvasir.config import LoadSettings
 from kvasir.model.tokenizer import Tokenizer
 from kvasir.native.log import start_pump
-
-if TYPE_CHECKING:
-    from kvasir import native
 
 Progress = Callable[[float], bool]
 """Called with the part loaded, 0 to 1; returning False gives up."""

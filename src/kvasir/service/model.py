@@ -13,13 +13,13 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 
+from kvasir import native
 from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults
 from kvasir.engine import Engine, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
@@ -69,10 +69,9 @@ class Model:
 
     @classmethod
     def open(
-        cls, path: Path, settings: LoadSettings, *, core: ModuleType | None = None, progress: Progress | None = None
+        cls, path: Path, settings: LoadSettings, *, core: ModuleType = native, progress: Progress | None = None
     ) -> Model:
         """Open a file with settings already made; `core` replaces the native core, as tests do."""
-        core = core if core is not None else import_module("kvasir.native")
         with contextlib.ExitStack() as on_failure:
             weights = Weights.open(path, settings, core=core, progress=progress)
             on_failure.callback(weights.close)
