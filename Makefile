@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STUB := src/kvasir/native/_native.pyi
-NATIVE := $(wildcard native/*.cmake native/llama/* native/core/* native/bind/*)
+NATIVE := $(wildcard native/*.cmake native/*.map native/llama/* native/core/* native/bind/*)
 CXX_FILES := $(wildcard native/core/*.?pp native/bind/*.?pp native/tests/*.?pp)
 PY_FOLDERS := $(wildcard src tests tools bench)
 

@@ -17,7 +17,10 @@ target_link_libraries(_native PRIVATE kvasir_core kvasir_options)
 if(APPLE)
   target_link_options(_native PRIVATE -Wl,-exported_symbol,_PyInit__native -Wl,-dead_strip)
 else()
-  target_link_options(_native PRIVATE -Wl,--exclude-libs,ALL -Wl,--gc-sections)
+  # The map also hides what the C++ library's templates instantiate, which no visibility flag reaches.
+  set(exports "${CMAKE_CURRENT_SOURCE_DIR}/native/exports.map")
+  target_link_options(_native PRIVATE -Wl,--exclude-libs,ALL -Wl,--gc-sections "-Wl,--version-script=${exports}")
+  set_target_properties(_native PROPERTIES LINK_DEPENDS "${exports}")
 endif()
 
 # Without pip, `cmake --install build` completes the package in the clone: PYTHONPATH=src then finds it.
