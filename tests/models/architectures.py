@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -24,12 +25,21 @@ WINDOW = 32
 OUTPUT_SCALE = 0.5
 
 
+class Target(NamedTuple):
+    """Where a model goes, from which seed, and what to spoil in it before it is written."""
+
+    path: Path
+    seed: int
+    edit: Callable[[gguf.GGUFWriter], None] | None
+
+
 class TinyWriter:
     """A GGUF being written, with random tensors from one seed."""
 
-    def __init__(self, path: Path, arch: str, n_layer: int, *, seed: int, context: int = CONTEXT) -> None:
-        self._random = np.random.default_rng([seed, *arch.encode()])
-        self.keys = gguf.GGUFWriter(path, arch)
+    def __init__(self, target: Target, arch: str, n_layer: int, *, context: int = CONTEXT) -> None:
+        self._random = np.random.default_rng([target.seed, *arch.encode()])
+        self._edit = target.edit
+        self.keys = gguf.GGUFWriter(target.path, arch)
         self.keys.add_name(f"tiny {arch}")
         self.keys.add_context_length(context)
         self.keys.add_embedding_length(N_EMBD)
@@ -82,15 +92,17 @@ class TinyWriter:
         self.keys.add_layer_norm_rms_eps(1e-5)
 
     def finish(self) -> None:
+        if self._edit is not None:
+            self._edit(self.keys)
         self.keys.write_header_to_file()
         self.keys.write_kv_data_to_file()
         self.keys.write_tensors_to_file()
         self.keys.close()
 
 
-def write_llama(path: Path, seed: int) -> None:
+def write_llama(target: Target) -> None:
     """Plain attention over everything."""
-    tiny = TinyWriter(path, "llama", 2, seed=seed)
+    tiny = TinyWriter(target, "llama", 2)
     tiny.heads()
     tiny.keys.add_rope_dimension_count(HEAD)
     add_bpe(tiny.keys)
@@ -104,9 +116,9 @@ def write_llama(path: Path, seed: int) -> None:
     tiny.finish()
 
 
-def write_gemma3(path: Path, seed: int) -> None:
+def write_gemma3(target: Target) -> None:
     """Every second layer sees only a window."""
-    tiny = TinyWriter(path, "gemma3", 2, seed=seed)
+    tiny = TinyWriter(target, "gemma3", 2)
     tiny.heads()
     tiny.keys.add_key_length(HEAD)
     tiny.keys.add_value_length(HEAD)
@@ -126,10 +138,10 @@ def write_gemma3(path: Path, seed: int) -> None:
     tiny.finish()
 
 
-def write_mamba(path: Path, seed: int) -> None:
+def write_mamba(target: Target) -> None:
     """Recurrent: one state, no history."""
     n_conv, n_state, n_rank, n_inner = 4, 16, 4, 2 * N_EMBD
-    tiny = TinyWriter(path, "mamba", 2, seed=seed)
+    tiny = TinyWriter(target, "mamba", 2)
     tiny.keys.add_layer_norm_rms_eps(1e-5)
     tiny.keys.add_ssm_conv_kernel(n_conv)
     tiny.keys.add_ssm_inner_size(n_inner)
@@ -155,11 +167,11 @@ def write_mamba(path: Path, seed: int) -> None:
     tiny.finish()
 
 
-def write_lfm2(path: Path, seed: int) -> None:
+def write_lfm2(target: Target) -> None:
     """Hybrid: short convolutions with a state, and attention in every second layer."""
     n_conv = 3
     per_layer = [0, N_HEAD_KV, 0, N_HEAD_KV]  # 0 heads: a recurrent layer
-    tiny = TinyWriter(path, "lfm2", len(per_layer), seed=seed)
+    tiny = TinyWriter(target, "lfm2", len(per_layer))
     tiny.keys.add_feed_forward_length(N_FF)
     tiny.keys.add_head_count(N_HEAD)
     tiny.keys.add_head_count_kv(per_layer)
@@ -183,15 +195,15 @@ def write_lfm2(path: Path, seed: int) -> None:
     tiny.finish()
 
 
-def write_bert(path: Path, seed: int) -> None:
+def write_bert(target: Target) -> None:
     """An encoder whose vector is the mean of its tokens."""
-    tiny = _encoder(path, seed, gguf.PoolingType.MEAN)
+    tiny = _encoder(target, gguf.PoolingType.MEAN)
     tiny.finish()
 
 
-def write_rank(path: Path, seed: int) -> None:
+def write_rank(target: Target) -> None:
     """An encoder that scores a pair of texts with one number."""
-    tiny = _encoder(path, seed, gguf.PoolingType.RANK)
+    tiny = _encoder(target, gguf.PoolingType.RANK)
     tiny.keys.add_classifier_output_labels(["score"])
     tiny.matrix("cls.weight", N_EMBD, N_EMBD)
     tiny.vector("cls.bias", N_EMBD, around=0.0)
@@ -200,9 +212,9 @@ def write_rank(path: Path, seed: int) -> None:
     tiny.finish()
 
 
-def _encoder(path: Path, seed: int, pooling: gguf.PoolingType) -> TinyWriter:
+def _encoder(target: Target, pooling: gguf.PoolingType) -> TinyWriter:
     context = 512
-    tiny = TinyWriter(path, "bert", 2, seed=seed, context=context)
+    tiny = TinyWriter(target, "bert", 2, context=context)
     tiny.keys.add_feed_forward_length(N_FF)
     tiny.keys.add_head_count(N_HEAD)
     tiny.keys.add_layer_norm_eps(1e-6)
@@ -221,7 +233,7 @@ def _encoder(path: Path, seed: int, pooling: gguf.PoolingType) -> TinyWriter:
     return tiny
 
 
-WRITERS: dict[str, Callable[[Path, int], None]] = {
+WRITERS: dict[str, Callable[[Target], None]] = {
     "llama": write_llama,
     "gemma3": write_gemma3,
     "mamba": write_mamba,
@@ -231,7 +243,7 @@ WRITERS: dict[str, Callable[[Path, int], None]] = {
 }
 
 
-def write_model(name: str, path: Path, *, seed: int = 1) -> Path:
-    """Write the tiny model of this name and return its path."""
-    WRITERS[name](path, seed)
+def write_model(name: str, path: Path, *, seed: int = 1, edit: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
+    """Write the tiny model of this name and return its path; `edit` may spoil keys and tensors first."""
+    WRITERS[name](Target(path, seed, edit))
     return path
