@@ -30,7 +30,7 @@ GGUF_FACTS = (
 )  # fmt: skip
 
 ReferenceArgument = Annotated[
-    str | None, typer.Argument(metavar="[REF]", help="A known name, hf:... or pypi:... Default: smollm2.")
+    str | None, typer.Argument(metavar="REF", help="A known name, hf:... or pypi:... Default: smollm2.")
 ]
 
 

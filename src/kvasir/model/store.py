@@ -185,10 +185,15 @@ def _read_entry(folder: Path) -> Entry | None:
     """The entry of a folder; None where there is none, or where its files are not what it says."""
     try:
         entry = msgspec.json.decode((folder / ENTRY_FILE).read_bytes(), type=_Record).entry(folder)
-        whole = all((folder / file.name).stat().st_size == file.size_bytes for file in entry.files)
-    except (OSError, msgspec.DecodeError):
+        whole = bool(entry.files) and all(_is_whole(folder, file) for file in entry.files)
+    except (OSError, ValueError):
         return None
-    return entry if whole and entry.files else None
+    return entry if whole else None
+
+
+def _is_whole(folder: Path, file: StoredFile) -> bool:
+    # A bare name: an entry that was tampered with must not lead out of its folder.
+    return Path(file.name).name == file.name and (folder / file.name).stat().st_size == file.size_bytes
 
 
 class _Record(msgspec.Struct, frozen=True):
