@@ -32,7 +32,7 @@ _SCALES: dict[Scale, Normalize] = {Scale.L2: "l2", Scale.MAX: "max", Scale.NONE:
 
 def embed(
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; `-` reads one per line of standard input.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; `-` reads one per line of standard input.")
     ] = None,
     model: ModelOption = None,
     normalize: Annotated[Scale, typer.Option(help="l2: length 1. max: largest element 1.")] = Scale.L2,

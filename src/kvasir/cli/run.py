@@ -32,7 +32,7 @@ from kvasir.model.store import resolve
 
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="The text to continue; `-` reads it from standard input.")
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue; `-` reads it from standard input.")
     ] = None,
     model: ModelOption = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Stop after this many tokens.")] = None,

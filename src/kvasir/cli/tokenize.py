@@ -17,7 +17,7 @@ from kvasir.errors import BadOption
 
 def tokenize(
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="The text; `-` reads it from standard input.")
+        str | None, typer.Argument(metavar="TEXT", help="The text; `-` reads it from standard input.")
     ] = None,
     model: ModelOption = None,
     decode: Annotated[bool, typer.Option("--decode", "-d", help="The other way: token ids to text.")] = False,
