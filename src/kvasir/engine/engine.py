@@ -126,8 +126,8 @@ class Engine:
 
 def open_loop(core: Core, model: Any, settings: EngineSettings, **options: Any) -> Loop:
     """Make a context and a loop on it, without a thread: tests tick it by hand."""
-    if not model.has_decoder:
-        why = "it has no decoder; it makes embeddings"
+    if not model.has_decoder or model.memory_kind == "none":
+        why = "it is an encoder, for embeddings"
         raise Unsupported(f"this model cannot generate: {why}.", what="generate", why=why)
     n_ctx = settings.context_size or model.n_ctx_train
     threads = settings.threads or default_threads()

@@ -18,10 +18,9 @@ from kvasir.errors import ContextFull, KvasirError, ModelError
 
 log = logging.getLogger(__name__)
 
-# How often a sequence that failed alone starts again from its first token, where a failure costs the whole state
-# (recurrent memory). Without a bound one that always fails at the same place would start again for ever; more than
-# the halvings of a usual chunk (512 is nine of them), so that a chunk too large still finds its size.
-MAX_FAULTS = 12
+# How often a sequence may start again from its first token because a step failed that it was in. Without a bound, one
+# that always fails at the same place would start again for ever.
+MAX_FAULTS = 4
 
 
 class Runner:
@@ -42,7 +41,8 @@ class Runner:
     def run(self, batch: Batch, active: Iterable[Sequence]) -> Outcome:
         """Decode the next tokens of these sequences, one native call unless it fails. Blocks without the GIL."""
         outcome = Outcome([], [])
-        self._run(batch, outcome, active)
+        for part in _parts(batch):
+            self._run([(seq, min(n_tokens, seq.n_left)) for seq, n_tokens in part], outcome, active)
         return outcome
 
     def forget(self, seq: Sequence) -> None:
@@ -65,22 +65,50 @@ class Runner:
     def _run(self, batch: Batch, outcome: Outcome, active: Iterable[Sequence]) -> None:
         step = self._step(batch)
         if not isinstance(step, _Fault):
-            for seq, n_tokens in batch:
-                seq.ran(n_tokens)
-                self.n_rows += n_tokens
-            sequences = [seq for seq, _ in batch]
-            outcome.ran.extend(zip(sequences, step.tokens, step.logprobs, step.errors, strict=True))
+            self._note(batch, step, outcome)
             return
-        self._recover(step, batch, active)
-        if step.status == "aborted":
-            return  # nothing is wrong with the batch; if the engine is not closing, the next tick runs it again
-        log.warning("a step of %d sequences failed: %s", len(batch), step.error)
-        halves = self._halves(batch)
+        self.n_rows_lost = self._context.n_rows_decoded - self.n_rows
+        if step.status != "aborted":
+            log.warning("a step of %d sequences came to nothing: %s", len(batch), step.error)
+        if self._loses_all and step.status == "failed":
+            self._start_again(batch, step, outcome, active)
+            return
+        for seq, _ in batch:
+            self._resync(seq)
+        if step.status != "aborted":  # else nothing is wrong with the batch, and the next tick runs it again
+            self._retry(batch, step, outcome, active)
+
+    def _note(self, batch: Batch, step: Step, outcome: Outcome) -> None:
+        """Enter a step that succeeded in the ledgers."""
+        for (seq, n_tokens), token, logprobs, error in zip(batch, step.tokens, step.logprobs, step.errors, strict=True):
+            seq.ran(n_tokens)
+            self.n_rows += n_tokens
+            if token is not None or error is not None:
+                seq.n_faults = 0
+                outcome.ran.append((seq, token, logprobs, error))
+
+    def _retry(self, batch: Batch, fault: _Fault, outcome: Outcome, active: Iterable[Sequence]) -> None:
+        """Run the halves of a batch that failed; what cannot be halved fails."""
+        halves = _halves(batch)
         if not halves:
-            outcome.failed.append((batch[0][0], step.error))
+            outcome.failed.append((batch[0][0], fault.error))
         for half in halves:
             self.n_retries += 1
             self._run([(seq, min(n_tokens, seq.n_left)) for seq, n_tokens in half], outcome, active)
+
+    def _start_again(self, batch: Batch, fault: _Fault, outcome: Outcome, active: Iterable[Sequence]) -> None:
+        """Clear the memory and run everything anew; those of the batch run alone until they have made a token.
+
+        So the one at fault is found without a second batch having to fail with it.
+        """
+        self._memory.clear()
+        for seq in active:
+            seq.rewind()
+        for seq, _ in batch:
+            self.n_retries += 1
+            seq.n_faults += 1
+        if len(batch) == 1 and batch[0][0].n_faults > MAX_FAULTS:
+            outcome.failed.append((batch[0][0], fault.error))
 
     def _step(self, batch: Batch) -> Step | _Fault:
         """Make one native call; return what it did, or why it did nothing."""
@@ -113,32 +141,11 @@ class Runner:
             )
         return ModelError(f"the decode of {n_tokens} tokens failed in the native core ({status}); see the log.")
 
-    def _recover(self, fault: _Fault, batch: Batch, active: Iterable[Sequence]) -> None:
-        """Bring the ledgers in line with what the failed step left in memory."""
-        self.n_rows_lost = self._context.n_rows_decoded - self.n_rows
-        if not self._loses_all:
-            for seq, _ in batch:
-                self._resync(seq)
-        elif fault.status == "failed":
-            self._memory.clear()
-            for seq in active:
-                seq.rewind()
-            if len(batch) == 1:
-                batch[0][0].n_faults += 1
-
     def _resync(self, seq: Sequence) -> None:
         """Adopt what is in memory. A last token that ran without being sampled is dropped, to run again."""
         if self._length(seq.slot) >= seq.n_tokens and not self._memory.remove(seq.slot, seq.n_tokens - 1, None):
             self._memory.remove(seq.slot, 0, None)
         seq.resume_at(self._length(seq.slot))
-
-    def _halves(self, batch: Batch) -> list[Batch]:
-        """Split a batch in two, or cut a lone chunk to its first half; nothing if there is nothing left to try."""
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            return [batch[:middle], batch[middle:]]
-        seq, n_tokens = batch[0]
-        return [[(seq, n_tokens // 2)]] if n_tokens > 1 and seq.n_faults < MAX_FAULTS else []
 
     def _length(self, slot: int | None) -> int:
         last = self._memory.pos_max(slot)
@@ -150,3 +157,21 @@ class _Fault(NamedTuple):
 
     status: str
     error: KvasirError
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    """All together, but those apart that were in a step that cost everybody's state."""
+    if not any(seq.n_faults for seq, _ in batch):
+        return [batch]
+    together = [planned for planned in batch if not planned[0].n_faults]
+    alone = [[planned] for planned in batch if planned[0].n_faults]
+    return [together, *alone] if together else alone
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    """Split a batch in two, or cut a lone chunk to its first half; nothing if there is nothing left to try."""
+    if len(batch) > 1:
+        middle = len(batch) // 2
+        return [batch[:middle], batch[middle:]]
+    seq, n_tokens = batch[0]
+    return [[(seq, n_tokens // 2)]] if n_tokens > 1 else []

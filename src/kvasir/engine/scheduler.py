@@ -120,7 +120,7 @@ class Scheduler:
         """Take back the slot of an ended sequence, whose cells are free by now."""
         assert seq.slot is not None
         self.slots.release(seq.slot)
-        self._n_reserved -= self._cells_of(seq)
+        self._n_reserved -= self.cells_of(seq)
         seq.slot = None
 
     def admit(self, *, now: float) -> list[Sequence]:
@@ -130,11 +130,11 @@ class Scheduler:
         """
         admitted = []
         while self.slots.n_free and (seq := self.waiting.best(now=now)) is not None:
-            if self.limits.n_pool is not None and self._n_reserved + self._cells_of(seq) > self.limits.n_pool:
+            if self.limits.n_pool is not None and self._n_reserved + self.cells_of(seq) > self.limits.n_pool:
                 break
             self.waiting.remove(seq)
             self._meter.counters.aged += self.waiting.outranks(seq)
-            self._n_reserved += self._cells_of(seq)
+            self._n_reserved += self.cells_of(seq)
             seq.admit(self.slots.take(), now=now)
             self.active[seq.id] = seq
             admitted.append(seq)
@@ -146,7 +146,7 @@ class Scheduler:
         assert seq.admitted_at is not None
         self._meter.admitted(Admitted(seq.id, seq.slot, seq.n_cached, source, seq.admitted_at - seq.queued_at))
 
-    def _cells_of(self, seq: Sequence) -> int:
+    def cells_of(self, seq: Sequence) -> int:
         """Cells to reserve: all it may ever need, so that no running sequence is without room because of another.
 
         The token sampled last never runs, hence one less than prompt and max_tokens together.
@@ -162,7 +162,7 @@ class Scheduler:
         view = View(tuple([seq.view() for seq in self.active.values()]), len(self.waiting))
         budget = self._budget()
         plan = feed_starved(asked := self._ask(view, budget), view, budget)
-        self._meter.counters.rows_forced += plan is not asked
+        self._meter.counters.rows_forced += plan is not asked and set(plan.rows) != set(asked.rows)
         return self._batch(plan)
 
     def _budget(self) -> Budget:

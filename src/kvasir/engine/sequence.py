@@ -58,7 +58,7 @@ class Sequence:
         self.n_decoded = 0
         self.n_rows = 0  # rows the core decoded for it, reruns included: its part of Context.n_rows_decoded
         self.n_skipped = 0  # ticks in a row in which it could run and was not planned
-        self.n_faults = 0  # failed steps in which it was alone
+        self.n_faults = 0  # steps it was in that cost its whole state, since its last token
         self.deadline = None if request.deadline_s is None else now + request.deadline_s
         self.queued_at = now
         self.admitted_at: float | None = None

@@ -59,30 +59,27 @@ STARVED_CHUNK = 32
 
 
 def feed_starved(plan: Plan, view: View, budget: Budget) -> Plan:
-    """Return the plan with a row for every sequence that was skipped too often; the largest rows make room."""
-    if not any(seq.n_skipped >= STARVED_TICKS for seq in view.sequences):
+    """Return the plan with a row for every sequence that was skipped too often; rows at the plan's end make room."""
+    starved = [seq for seq in view.sequences if seq.n_skipped >= STARVED_TICKS]
+    if not starved:
         return plan
-    planned = {row.id for row in plan.rows}
-    starved = [seq for seq in view.sequences if seq.n_skipped >= STARVED_TICKS and seq.id not in planned]
-    forced = [PlannedRow(seq.id, min(seq.n_left, STARVED_CHUNK)) for seq in starved]
-    return Plan((*_cut(forced, budget.n_rows), *_cut(list(plan.rows), budget.n_rows - _sum(forced))))
+    planned = dict(plan.rows)
+    starved.sort(key=lambda seq: -seq.n_skipped)
+    first = [PlannedRow(seq.id, planned.pop(seq.id, min(seq.n_left, STARVED_CHUNK))) for seq in starved]
+    others = [PlannedRow(*row) for row in planned.items()]
+    return Plan(tuple(_fitted([*first, *others], budget.n_rows, n_kept=len(first))))
 
 
-def _cut(rows: list[PlannedRow], n_rows: int) -> list[PlannedRow]:
-    """Shorten the largest rows until all fit, then drop the last ones if single tokens still do not."""
-    rows = list(rows)
-    while rows and (excess := _sum(rows) - n_rows) > 0:
-        at = max(range(len(rows)), key=lambda i: (rows[i].n_tokens, i))
-        n_tokens = rows[at].n_tokens - excess
-        if n_tokens > 0:
-            rows[at] = PlannedRow(rows[at].id, n_tokens)
-        else:
-            rows.pop(at)
-    return rows
-
-
-def _sum(rows: list[PlannedRow]) -> int:
-    return sum(row.n_tokens for row in rows)
+def _fitted(rows: list[PlannedRow], n_rows: int, *, n_kept: int) -> list[PlannedRow]:
+    """Shorten rows from the end until all fit; the first `n_kept` keep a token each, as long as there is room."""
+    excess = sum(row.n_tokens for row in rows) - n_rows
+    for at in reversed(range(len(rows))):
+        if excess <= 0:
+            break
+        cut = min(excess, rows[at].n_tokens - (at < n_kept))
+        rows[at] = PlannedRow(rows[at].id, rows[at].n_tokens - cut)
+        excess -= cut
+    return [row for row in rows if row.n_tokens][:n_rows]
 
 
 def _folded(name: str) -> str:
