@@ -151,7 +151,7 @@ def test_options_change_the_text(model: kvasir.Model) -> None:
         {"repeat_penalty": 1.3, "penalty_last_n": -1},
         {"samplers": ["top_k", "temperature"]},
     ):
-        assert len(model.generate(PROMPT, seed=1, max_tokens=8, ignore_eos=True, **options).tokens) == 8  # type: ignore[arg-type]
+        assert len(model.generate(PROMPT, seed=1, max_tokens=8, ignore_eos=True, **options).tokens) == 8
     assert len(model.generate(PROMPT, sampling=kvasir.Sampling.shepherd(), max_tokens=4, ignore_eos=True).tokens) == 4
 
 

@@ -21,6 +21,7 @@ import kvasir
 from kvasir import config
 from kvasir.cli import console
 from kvasir.cli.options import JsonFlag
+from kvasir.engine.settings import default_threads
 from kvasir.errors import KvasirError
 from kvasir.model.store import resolve
 
@@ -114,7 +115,7 @@ def _memory(_: str | None) -> Iterator[Finding]:
 def _threads(_: str | None) -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = config.load_settings().threads
-    chosen = "chosen by the engine" if wanted is None else f"{wanted} set"
+    chosen = f"{default_threads()} used" if wanted is None else f"{wanted} set"
     fine = wanted is None or wanted <= usable
     advice = "" if fine else f"Set threads to at most {usable}: threads without a core of their own only slow it down."
     yield Finding("threads", fine, f"{usable} CPUs usable; {chosen}", advice)

@@ -15,8 +15,9 @@ from types import ModuleType
 # A library stays silent until the application configures logging.
 logging.getLogger("kvasir").addHandler(logging.NullHandler())
 
-# How long one wait in the core lasts: also the longest that stopping the pump can take.
-WAIT_S = 0.2
+# How long a line may wait. Threads that wake beside llama.cpp's cost it speed, so lines are moved in batches; and the
+# wait is for our own event, not in the core, so that stopping takes no time.
+EVERY_S = 0.2
 
 
 class LogPump:
@@ -38,15 +39,15 @@ class LogPump:
         """End the thread after what is queued has been written; idempotent."""
         self._stopping.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5 * WAIT_S)
-            self._drain(0.0)
+            self._thread.join()
+            self._drain()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._drain(WAIT_S)
+        while not self._stopping.wait(EVERY_S):
+            self._drain()
 
-    def _drain(self, timeout_s: float) -> None:
-        for level, line in self._core.take_logs(timeout_s):
+    def _drain(self) -> None:
+        for level, line in self._core.take_logs(0.0):
             self._logger.log(level, "%s", line)
 
 
