@@ -149,9 +149,12 @@ def download_bar(title: str) -> Iterator[Progress | None]:
 
 
 def gguf_facts(path: Path) -> dict[str, Any]:
-    """What a GGUF file says of itself, read natively and without its tensors."""
-    from kvasir import native  # a command that only lists models needs no native code
-
+    """What a GGUF file says of itself, read natively and without its tensors; nothing where that is not built."""
+    try:
+        from kvasir import native  # a command that only lists models needs no native code
+    except ImportError as missing:
+        console.note(str(missing))
+        return {}
     facts = native.check_gguf(str(path))
     return {name: getattr(facts, name) for name in GGUF_FACTS}
 
