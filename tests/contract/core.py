@@ -1,12 +1,12 @@
 """What the contract tests hold: one core, fake or real, with a model of each kind, and short ways to use it.
 
-Equality is asked for to the last bit. On the real core that needs one thread and values of type BF16: then the
-attention of llama.cpp's CPU backend depends on the visible cells alone, not on where they lie.
+Equality is asked for to the last bit (`same`). On the real core that needs one thread and values of type BF16: then
+the attention of llama.cpp's CPU backend depends on the visible cells and their order alone, not on where they lie.
+Where a test changes that order, it asks for `close`: rounding moves logits by about 1e-5, a wrong token by about 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -104,4 +104,5 @@ def same(a: Logits, b: Logits) -> bool:
     return bool(np.array_equal(a, b))
 
 
-Loader = Callable[[str], Core]
+def close(a: Logits, b: Logits) -> bool:
+    return bool(np.allclose(a, b, atol=1e-3))

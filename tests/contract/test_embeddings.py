@@ -9,6 +9,8 @@ from kvasir.errors import BadOption
 from tests.contract.core import PROBE, Core
 
 # Token ids that exist in every vocabulary here.
+# Attention without a cache sums in F16: values of about 1 move by about 1e-3 with the size of the batch.
+NOISE = 1e-2
 TEXTS = [[2, 10, 11, 12, 3], [2, 20, 3], [2, *range(5, 60), 3]]
 
 
@@ -26,7 +28,7 @@ def test_texts_embedded_together_are_as_if_embedded_alone(core: Core, n_seq_max:
     context = core.context("embed", embeddings=True, n_seq_max=n_seq_max)
     together = context.embed(TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
-        assert np.allclose(context.embed([text])[0], vector, atol=1e-4)
+        assert np.allclose(context.embed([text])[0], vector, atol=NOISE)
 
 
 def test_more_texts_than_sequences_or_batch_keep_their_order(core: Core) -> None:
@@ -35,7 +37,7 @@ def test_more_texts_than_sequences_or_batch_keep_their_order(core: Core) -> None
     vectors = context.embed(many)
     assert vectors.shape[0] == 40
     for i in (0, 17, 39):
-        assert np.allclose(context.embed([many[i]])[0], vectors[i], atol=1e-4)
+        assert np.allclose(context.embed([many[i]])[0], vectors[i], atol=NOISE)
 
 
 def test_different_texts_have_different_vectors(core: Core) -> None:
@@ -81,7 +83,7 @@ def test_a_generating_model_can_embed_too(core: Core, kind: str, pooling: str) -
     context = core.context(kind, embeddings=True, pooling=pooling)
     together = context.embed(TEXTS)
     assert together.shape == (3, core.model(kind).n_embd_out)
-    assert np.allclose(context.embed([TEXTS[1]])[0], together[1], atol=1e-3)
+    assert np.allclose(context.embed([TEXTS[1]])[0], together[1], atol=NOISE)
 
 
 def test_every_embedded_token_is_counted(core: Core) -> None:

@@ -114,9 +114,9 @@ class Memory:
         return len({id(cell) for cells in self._cells for cell in cells.values()})
 
     def pos_min(self, seq: int) -> int | None:
-        """Return the oldest position that is complete: for a window memory, the oldest in the window part."""
+        """Return the oldest position that is complete: the oldest in the window part, or where a state stands."""
         self._check(seq)
-        if self.kind == "recurrent":
+        if self._layout.has_state:
             return self._states[seq].pos if seq in self._states else None
         return min((cell.pos for cell in self._cells[seq].values() if cell.window), default=None)
 
@@ -153,8 +153,8 @@ class Memory:
         self._check(dst)
         if src == dst:
             raise BadOption(f"a sequence cannot be shared with itself (both are {src})")
-        if n_tokens < 0:
-            raise BadOption(f"n_tokens must be 0 or more, got {n_tokens}")
+        if not 0 <= n_tokens <= self._length(src):
+            raise BadOption(f"sequence {src} holds {self._length(src)} tokens; {n_tokens} cannot be shared")
         self._drop(dst)
         if n_tokens == 0:
             return True
@@ -193,12 +193,14 @@ class Memory:
         stay = {pos for pos in self._cells[seq] if not first <= pos < last}
         if any(cell.pos + delta < 0 or cell.pos + delta in stay for cell in moved):
             raise BadOption(f"shifting [{first}, {last}) by {delta} would collide or go below position 0")
-        if any(len(cell.seqs) > 1 for cell in moved):
-            raise Unsupported("these cells are shared with another sequence; shifting would move that one too")
-        for cell in moved:
-            cell.pos += delta
-        cells = sorted(self._cells[seq].values(), key=lambda cell: cell.pos)
-        self._cells[seq] = {cell.pos: cell for cell in cells}
+        shared = [cell for cell in moved if len(cell.seqs) > 1]
+        if len(shared) > self.n_free(seq):
+            raise Unsupported("there is no room to separate cells shared with another sequence; free one first")
+        for cell in shared:
+            cell.seqs.discard(seq)
+        cells = [cell for cell in self._cells[seq].values() if cell.pos in stay]
+        cells += [replace(cell, pos=cell.pos + delta, seqs={seq}) for cell in moved]
+        self._cells[seq] = {cell.pos: cell for cell in sorted(cells, key=lambda cell: cell.pos)}
 
     def clear(self) -> None:
         """Drop everything."""
@@ -247,25 +249,15 @@ class Memory:
         return (b"P" if partial else b"W") + bytes([len(head)]) + head + _pack("state", cells)
 
     def set_state(self, seq: int, data: bytes, *, partial: bool = False) -> bool:
-        """Replace a sequence by what `state` gave; False when there is no room, and it is then empty."""
+        """Replace a sequence by what `state` gave; False when it cannot be, and the sequence is then empty."""
         self._check(seq)
-        tag, n_head = data[:1], data[1] if len(data) > 1 else 255
-        only_state = partial and self._layout.has_state
-        if tag != (b"S" if only_state else b"P" if partial else b"W") or n_head not in (0, _STATE.size):
-            raise BadOption("these bytes are not a sequence state of this memory")
-        head, rest = data[2 : 2 + n_head], data[2 + n_head :]
-        if only_state:
-            self._set_recurrent(seq, head)
-            return True
-        cells = _unpack("state", rest)
-        if partial and self.kind == "window":
-            return self._import_window(seq, cells)
-        self._drop(seq)
-        if len(cells) > self.n_free(seq):
-            return False
-        self._place(seq, cells)
-        self._set_recurrent(seq, head)
-        return True
+        try:
+            restored = self._restore(seq, data, partial)
+        except BadOption:
+            restored = False
+        if not restored:
+            self._drop(seq)
+        return restored
 
     def flush(self) -> None:
         """Do nothing: the fake applies shifts and copies at once."""
@@ -368,6 +360,23 @@ class Memory:
             raise BadOption("this window part does not belong to the base part in memory; import the base part first")
         for cell in cells:
             mine[cell.pos].window = True
+        return True
+
+    def _restore(self, seq: int, data: bytes, partial: bool) -> bool:
+        tag, n_head = data[:1], data[1] if len(data) > 1 else 255
+        only_state = partial and self._layout.has_state
+        if tag != (b"S" if only_state else b"P" if partial else b"W") or n_head not in (0, _STATE.size):
+            return False
+        head, rest = data[2 : 2 + n_head], data[2 + n_head :]
+        cells = [] if only_state else _unpack("state", rest)
+        if partial and self.kind == "window":
+            return self._import_window(seq, cells)
+        if not only_state:
+            self._drop(seq)
+        if len(cells) > self.n_free(seq):
+            return False
+        self._place(seq, cells)
+        self._set_recurrent(seq, head)
         return True
 
     def _set_recurrent(self, seq: int, head: bytes) -> None:
