@@ -1,17 +1,17 @@
 """What the engine is told when it opens, and the rules that fill in what was left to it.
 
-Owns the defaults of threads and KV layout. Reads no environment and no file: `kvasir.config` has done that.
+Owns the defaults of threads and KV layout. Reads no environment and no file: the caller has,
+and hands over values.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.config import LoadSettings
 from kvasir.errors import BadOption, suggest
 
 LAYOUTS = ("auto", "unified", "split")
@@ -53,28 +53,6 @@ class EngineSettings:
         if self.batch < self.slots:
             raise BadOption(f"batch is {self.batch} and must be at least slots, {self.slots}.")
 
-    @classmethod
-    def of(cls, load: LoadSettings, *, adapters: Sequence[tuple[Any, float]] = (), **more: Any) -> EngineSettings:
-        """Take over what the user asked for when loading; `adapters` are the loaded ones, with their scales."""
-        context = {name: getattr(load, name) for name in _CONTEXT_OPTIONS}
-        if load.threads_batch is not None:
-            context["threads_batch"] = load.threads_batch
-        if adapters:
-            context["adapters"] = list(adapters)
-        return cls(
-            **{name: getattr(load, name) for name in _ENGINE_OPTIONS},
-            context_size=load.context_size or 0,
-            threads=load.threads or 0,
-            context=context,
-            **more,
-        )
-
-
-_ENGINE_OPTIONS = ("slots", "layout", "strategy", "chunk_tokens", "prefill_budget", "max_queue", "batch", "ubatch")
-_CONTEXT_OPTIONS = (
-    "flash_attn", "type_k", "type_v", "swa_full", "offload_kqv", "op_offload", "rope_scaling", "rope_freq_base",
-    "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
-)  # fmt: skip
 
 _LEAST = {
     "slots": 1, "chunk_tokens": 1, "prefill_budget": 1, "max_queue": 0, "context_size": 0, "batch": 1, "ubatch": 1,

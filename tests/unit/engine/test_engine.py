@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from kvasir.config import LoadSettings
 from kvasir.engine import Engine, EngineSettings, Event, Tokens
 from kvasir.engine.settings import default_threads, is_unified, sequence_limit
 from kvasir.errors import BadOption, EngineStopped, PromptTooLong, QueueFull, Unsupported
@@ -266,9 +265,8 @@ def test_an_encoder_cannot_generate() -> None:
         open_engine(fake.Model.load("fake:embed"))
 
 
-def test_settings_come_from_load_settings(model: fake.Model) -> None:
-    settings = EngineSettings.of(LoadSettings(slots=2, context_size=256, threads=1, type_k="q8_0", layout="split"))
-    with Engine.open(model, settings, core=CORE) as engine:
+def test_in_the_split_layout_slots_divide_the_cells(model: fake.Model) -> None:
+    with open_engine(model, slots=2, context_size=256, layout="split", context={"type_k": "q8_0"}) as engine:
         assert engine.stats().layout == "split"
         assert engine.stats().slots == 2
         assert engine.limit == 128
