@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pydantic
 import pytest
 
@@ -405,6 +406,22 @@ def test_bad_load_options_are_refused(tiny_llama: Path, options: dict[str, Any])
     with pytest.raises(errors.KvasirError) as caught:
         kvasir.load(tiny_llama, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_loading_fifty_times_gives_the_memory_back(tiny_llama: Path) -> None:
+    def use() -> None:
+        with kvasir.load(tiny_llama, context_size=256) as model:
+            greedy(model, max_tokens=2)
+            model.embed("a")
+
+    for _ in range(10):  # allocators and thread stacks settle
+        use()
+    process = psutil.Process()
+    before, threads = process.memory_info().rss, process.num_threads()
+    for _ in range(50):
+        use()
+    assert process.memory_info().rss - before < 20 << 20
+    assert process.num_threads() <= threads
 
 
 def test_loading_can_be_given_up(tiny_llama: Path) -> None:

@@ -74,6 +74,17 @@ def test_one_sampling_value_can_carry_the_options_and_keywords_win(model: Model)
     assert len(model.generate("abc", sampling=sampling, max_tokens=3).tokens) == 3
 
 
+def test_environment_and_toml_give_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kvasir.toml").write_text("[sampling]\nmax_tokens = 7\nignore_eos = true\n")
+    with open_fake() as model:
+        assert len(model.generate("abc").tokens) == 7
+    monkeypatch.setenv("KVASIR_MAX_TOKENS", "5")
+    with open_fake() as model:
+        assert len(model.generate("abc").tokens) == 5
+        assert len(model.generate("abc", max_tokens=3).tokens) == 3
+
+
 def test_a_stop_string_ends_the_text_before_it(model: Model) -> None:
     whole = greedy(model, max_tokens=40)
     stop = whole.text[5:8]
