@@ -408,6 +408,7 @@ def test_bad_load_options_are_refused(tiny_llama: Path, options: dict[str, Any])
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_loading_fifty_times_gives_the_memory_back(tiny_llama: Path) -> None:
     def use() -> None:
         with kvasir.load(tiny_llama, context_size=256) as model:
