@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import kvasir
+from kvasir.service.options import SamplingOptions
 
 PUBLIC = [
     "Completion",
@@ -34,6 +37,12 @@ def test_dir_shows_the_public_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(kvasir, "Lama")
+
+
+def test_the_typed_keywords_are_the_fields_of_sampling() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(kvasir.Sampling)}
+    keywords = {name: hint.__forward_arg__ for name, hint in SamplingOptions.__annotations__.items()}
+    assert keywords == fields
 
 
 METHODS = {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
 from kvasir.service.completion import Reply
+from kvasir.service.options import SamplingOptions
 from kvasir.service.settings import engine_settings
 from kvasir.service.stream import Mailbox, Stream
 from kvasir.types import SAMPLING_OPTIONS, Completion, Sampling
@@ -88,7 +89,7 @@ class Model:
         """The facts of the model file."""
         return self._info
 
-    def stream(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Stream:
+    def stream(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]) -> Stream:
         """Start generating and return at once; the `Stream` gives out text as it comes.
 
         Raises what can be known now: bad options, an empty or too long prompt, a full queue.
@@ -111,11 +112,15 @@ class Model:
         request_id = engine.submit(request, mail)
         return Stream(reply, mail, cancel=partial(engine.cancel, request_id), owner=self)
 
-    def generate(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Completion:
+    def generate(
+        self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]
+    ) -> Completion:
         """Generate and return the whole completion. Ctrl-C stops the work and leaves the model usable."""
         return self.stream(prompt, sampling=sampling, **options).result()
 
-    async def agenerate(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Any) -> Completion:
+    async def agenerate(
+        self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]
+    ) -> Completion:
         """Generate in asyncio; a cancelled task cancels the work."""
         return await self.stream(prompt, sampling=sampling, **options)
 
@@ -183,7 +188,7 @@ class Model:
             raise _unsupported("generate text", why)
         return self._engine
 
-    def _sampling(self, base: Sampling | None, options: dict[str, Any]) -> Sampling:
+    def _sampling(self, base: Sampling | None, options: SamplingOptions) -> Sampling:
         for name in options:
             if name not in SAMPLING_OPTIONS and name in LOAD_OPTIONS:
                 raise BadOption(f"{name!r} is a load option; give it to kvasir.load().")

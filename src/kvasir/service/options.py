@@ -1,0 +1,49 @@
+"""The keywords of every generating method, for editors and type checkers.
+
+Owns names and types only, the same as the fields of `kvasir.Sampling`, which checks the values; a test keeps the two
+equal. With it a misspelled option is found while it is typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Options of `Model.generate`, `stream` and `agenerate`; see `kvasir.Sampling` for what they mean."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    min_keep: int
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    seed: int | None
+    stop: str | Sequence[str]
+    grammar: str | None
+    json_schema: Any
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
+    ignore_eos: bool
+    samplers: Sequence[str] | None
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
