@@ -166,7 +166,8 @@ Context::Context(const Model &model, const ContextParams &params, const Adapters
     }
     context_.reset(context);
 
-    const int32_t n_threads = std::max(raw.n_threads, raw.n_threads_batch);
+    n_compute_threads_ = std::max(raw.n_threads, raw.n_threads_batch);
+    const int32_t n_threads = n_compute_threads_;
     if (n_threads > 1) {
         ggml_threadpool_params pool = ggml_threadpool_params_default(n_threads);
         pool.poll = static_cast<uint32_t>(params.poll);
@@ -477,7 +478,7 @@ std::string Context::pooling() {
 
 void Context::set_threads(int32_t threads, int32_t threads_batch) {
     const auto guard = lock();
-    const int32_t most = compute_threads_ ? ggml_threadpool_get_n_threads(compute_threads_.get()) : 1;
+    const int32_t most = n_compute_threads_;
     check_range("threads", threads, 1, most);
     check_range("threads_batch", threads_batch, 1, most);
     llama_set_n_threads(raw(), threads, threads_batch);

@@ -123,7 +123,7 @@ class Context {
     std::shared_ptr<ModelHandle> model_;
     Adapters adapters_;
     std::string memory_kind_;
-    int32_t n_swa_ = 0, n_vocab_ = 0, n_embd_out_ = 0, n_cls_out_ = 0;
+    int32_t n_swa_ = 0, n_vocab_ = 0, n_embd_out_ = 0, n_cls_out_ = 0, n_compute_threads_ = 1;
     std::unique_ptr<ggml_threadpool, ThreadPoolDeleter> compute_threads_;
     std::unique_ptr<llama_context, ContextDeleter> context_;  // after the thread pool it uses, so freed before it
     std::unique_ptr<Pool> sample_threads_;
