@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -89,7 +90,12 @@ def _backend(_: str | None) -> Iterator[Finding]:
     native = import_module("kvasir.native")
     build = native.build_info()
     yield Finding("backend", True, f"{build.get('backend', 'unknown')}, built with {build.get('compiler', 'unknown')}")
-    yield Finding("instructions", True, build.get("system_info", "unknown"))
+    yield Finding("instructions", True, _instructions(build.get("system_info", "")))
+
+
+def _instructions(system_info: str) -> str:
+    """The names that llama.cpp's "CPU : AVX = 1 | AVX2 = 1 | " switches on."""
+    return ", ".join(re.findall(r"(\w+) = 1", system_info)) or "none named"
 
 
 def _devices(_: str | None) -> Iterator[Finding]:
