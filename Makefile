@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STUB := src/kvasir/native/_native.pyi
+STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m kvasir.native._native -p native/stub.pat
 NATIVE := $(wildcard native/*.cmake native/*.map native/llama/* native/core/* native/bind/*)
 CXX_FILES := $(wildcard native/core/*.?pp native/bind/*.?pp native/tests/*.?pp)
 PY_FOLDERS := $(wildcard src tests tools bench)
@@ -25,7 +26,7 @@ $(VENV)/.ready: pyproject.toml tools/requirements.py
 	@test -x $(BIN)/python || { echo "kvasir: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "kvasir: installing development packages"
 	@$(BIN)/python tools/requirements.py >$(VENV)/requirements.txt
-	@$(BIN)/python -m pip install --quiet -r $(VENV)/requirements.txt $$($(BIN)/python tools/llama_cpp.py packages)
+	@$(BIN)/python -m pip install --quiet --no-compile -r $(VENV)/requirements.txt $$($(BIN)/python tools/llama_cpp.py packages)
 	@touch $@
 
 build: $(VENV)/.built  ## build llama.cpp's libraries (once per machine) and the extension
@@ -61,10 +62,10 @@ format: venv  ## rewrite the sources in the house format
 	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
 
 stubs: build  ## generate the extension's stub file, which is checked in
-	$(BIN)/python -m nanobind.stubgen -q -m kvasir.native._native -o $(STUB)
+	$(STUBGEN) -o $(STUB)
 
 check-stubs: build
-	@$(BIN)/python -m nanobind.stubgen -q -m kvasir.native._native -o build/_native.pyi
+	@$(STUBGEN) -o build/_native.pyi
 	@diff -u $(STUB) build/_native.pyi || { echo "kvasir: error: $(STUB) is stale; run 'make stubs' and commit it" >&2; exit 1; }
 
 asan: venv  ## native tests under address and undefined-behaviour sanitizers

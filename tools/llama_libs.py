@@ -162,7 +162,9 @@ def recipe(source: Source, tools: Tools, environ: Mapping[str, str] = os.environ
         backend=backend,
         args=(*backend_args(backend, tools), *user_args(environ)),
         compilers=tuple(compilers),
-        wrapper="".join(path.read_text(encoding="utf-8") for path in sorted(WRAPPER.iterdir()) if path.name != "pin.toml"),
+        wrapper="".join(
+            path.read_text(encoding="utf-8") for path in sorted(WRAPPER.iterdir()) if path.name != "pin.toml"
+        ),
         cpu=cpu_features(),
     )
 
