@@ -45,7 +45,7 @@ class Admitted(NamedTuple):
     id: RequestId
     slot: int
     n_reused: int  # prompt tokens that need no decode
-    source: str  # where they came from: "cold", and later "live" or "stored"
+    source: str  # where they came from: "cold" (nowhere), "live" (another sequence), "parked" (one that ended)
     queue_s: float
 
 
@@ -64,6 +64,28 @@ class Ended(NamedTuple):
     n_prompt: int
     n_cached: int
     n_generated: int
+    n_again: int  # rows decoded a second time, after a preemption or a failed step
+
+
+class Pressure(NamedTuple):
+    """Cells ran out: a parked resident was given up, or a running request went back to the queue."""
+
+    cells_used: int
+    cells: int
+    evicted_slot: int | None
+    preempted: RequestId | None
+
+
+class Diverged(NamedTuple):
+    """A long prompt parts early from all that went before it in its scope: `n_common` tokens are the same, then
+    `there` stood and now `here` stands. A date or an id near the start of a prompt does this, and costs all reuse.
+    """
+
+    id: RequestId
+    scope: str | None
+    n_common: int
+    there: int
+    here: int
 
 
 # A factor of about two between bounds is as fine as a latency figure is ever read.
@@ -113,6 +135,15 @@ class Counters:
     rows_forced: int = 0  # plans changed because a sequence starved
     aged: int = 0  # admissions that age put before a higher priority
     retries: int = 0  # batches run again in halves
+    shared_live: int = 0  # prompts that took KV from a running sequence
+    shared_parked: int = 0  # prompts that took KV from one that had ended
+    coalesced: int = 0  # prompts that waited for another's prefill and shared it
+    shares_refused: int = 0  # reuse this kind of memory could not do exactly; the prompt ran cold
+    parked: int = 0
+    evicted: int = 0  # parked residents given up
+    preempted: int = 0  # running requests that went back to the queue
+    rows_again: int = 0  # rows decoded a second time because of that, or of a failed step
+    diverged: int = 0
     sinks_broken: int = 0
     ledger_faults: int = 0
     plan_s: float = 0.0
@@ -126,6 +157,7 @@ class EngineStats:
 
     slots: int
     slots_used: int
+    slots_parked: int
     queue: int
     max_queue: int
     cells: int
@@ -189,8 +221,20 @@ class Meter:
         self.first_token_s.add(event.first_token_s)
         self._pass_on(event)
 
+    def pressed(self, event: Pressure) -> None:
+        """Count what lack of cells cost."""
+        self.counters.evicted += event.evicted_slot is not None
+        self.counters.preempted += event.preempted is not None
+        self._pass_on(event)
+
+    def diverged(self, event: Diverged) -> None:
+        """Count a prompt that parted early."""
+        self.counters.diverged += 1
+        self._pass_on(event)
+
     def ended(self, event: Ended) -> None:
         """Count how a request ended."""
+        self.counters.rows_again += event.n_again
         self.counters.ended[event.how] = self.counters.ended.get(event.how, 0) + 1
         self._pass_on(event)
 

@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kvasir.engine.core import Context, Core
-from kvasir.engine.events import EngineStats, Meter, Ticked
+from kvasir.engine.events import EngineStats, Meter, Pressure, Ticked
 from kvasir.engine.gate import Gate
 from kvasir.engine.mailbox import Call, Cancel, Letter, Mailbox, Outbox, Submit
 from kvasir.engine.queue import WaitingQueue
+from kvasir.engine.residents import Resident, Residents
 from kvasir.engine.runner import Runner
-from kvasir.engine.scheduler import Batch, Limits, Outcome, Scheduler
+from kvasir.engine.scheduler import Admission, Batch, Limits, Outcome, Scheduler
 from kvasir.engine.sequence import Sequence, State
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.slots import SlotPool
 from kvasir.engine.strategies import strategy_of
 from kvasir.errors import Closed, EngineStopped
 
@@ -51,8 +51,9 @@ class Loop:
         self.context = context
         self._n_cells = context.n_ctx
         self._layout = "unified" if context.kv_unified else "split"
-        self._cells_used = 0
         self.runner = Runner(core, context, clock=clock)
+        self.residents = Residents(settings.slots, whole_only=context.memory.kind in ("recurrent", "hybrid"))
+        self._shares_cells = context.kv_unified
         limits = Limits(
             n_seq_tokens=n_seq_tokens,
             n_pool=context.n_ctx if context.kv_unified and context.memory.kind != "recurrent" else None,
@@ -62,7 +63,7 @@ class Loop:
         )
         self.scheduler = Scheduler(
             limits,
-            SlotPool(settings.slots),
+            self.residents,
             WaitingQueue(aging_s=settings.aging_s),
             strategy_of(settings.strategy),
             outbox=self.outbox,
@@ -74,9 +75,9 @@ class Loop:
         """Make at most one token for everyone who is ready; return False when nothing is left to do."""
         started = self.clock()
         self._mail(started)
-        admitted = self._finish(started)
-        self._resolve(admitted)
-        batch = self.scheduler.plan()
+        self._finish(started)
+        self._resolve()
+        batch = self._make_room(self.scheduler.plan())
         n_decodes = sum(seq.state is State.DECODE for seq, _ in batch)  # before the step moves them on
         native_s = self.runner.native_s
         outcome = self._step(batch)
@@ -84,7 +85,6 @@ class Loop:
         self.scheduler.apply(outcome, now=ran)
         self._send(ran)
         self._offer()
-        self._cells_used = self.scheduler.cells_used
         if batch:
             native_s = self.runner.native_s - native_s
             self._observe(batch, n_decodes, ran - started - native_s, native_s, self.clock() - ran)
@@ -98,27 +98,136 @@ class Loop:
             self._open_letter(letter, now)
         self.scheduler.expire(now=now)
 
-    def _finish(self, now: float) -> list[Sequence]:
-        """Release what ended, admit who waits."""
+    def _finish(self, now: float) -> None:
+        """Park or release what ended, admit who waits."""
         scheduler = self.scheduler
         if scheduler.ended:
             for seq in scheduler.ended:
-                self.runner.forget(seq)
-                scheduler.release(seq)
+                self._retire(self.residents.of(seq), now)
+                seq.slot = None
             scheduler.ended.clear()
-        return scheduler.admit(now=now) if len(scheduler.waiting) else []
+        while len(scheduler.waiting) and (admission := scheduler.next_admission(now=now)) is not None:
+            self._admit(admission, now)
 
-    def _resolve(self, admitted: list[Sequence]) -> None:
-        """Find what of each admitted prompt need not be computed.
+    def _retire(self, resident: Resident, now: float) -> None:
+        """Keep the KV of an ended sequence live for whoever begins the same, if there is any and it may be kept."""
+        seq = resident.sequence
+        assert seq is not None
+        if seq.keeps_kv and seq.request.cache and seq.n_decoded:
+            self.residents.park(resident, now=now)
+            self.meter.counters.parked += 1
+        else:
+            self._empty(resident)
 
-        Every prompt is cold here. A live prefix to share or a stored one to restore sets `n_cached` and `n_decoded`
-        at this point, before the sequence is first planned.
-        """
-        for seq in admitted:
-            self.scheduler.announce(seq, source="cold")
+    def _admit(self, admission: Admission, now: float) -> None:
+        """Carry out an admission: make its slot free, then let it continue a parked resident, follow, or run."""
+        seq, placement, reuse, evicts = admission
+        for resident in evicts:
+            self._evict(resident)
+        seq.admit(placement.slot, now=now)
+        resident = Resident(placement.slot, seq, now=now)
+        if placement.takes is not None:
+            n_tokens = self._continue(placement.takes, resident, reuse.n_tokens)
+            self._occupy(resident)
+            self._start(seq, n_tokens, "parked")
+        else:
+            self._occupy(resident)
+            if reuse.leader is not None:
+                seq.move(State.FOLLOW)
+            else:
+                self._share(seq)
+
+    def _continue(self, parked: Resident, resident: Resident, n_tokens: int) -> int:
+        """Take over a parked resident's slot with its first tokens; return how many were kept."""
+        if not self.runner.trim(parked.slot, n_tokens):
+            self.meter.counters.shares_refused += 1
+            n_tokens = 0
+        resident.give(parked.cells(), n_tokens)
+        self.residents.leave(parked)
+        return n_tokens
+
+    def _resolve(self) -> None:
+        """Let those who waited for another's prefill have it as soon as it is there, or run without."""
+        for seq in self.scheduler.followers():
+            reuse = self.residents.reuse(seq)
+            if reuse.leader is None:
+                self.meter.counters.coalesced += reuse.n_tokens > 0
+                self._share(seq)
+
+    def _share(self, seq: Sequence) -> None:
+        """Give a sequence the longest live prefix of its prompt, and let it run."""
+        reuse, resident = self.residents.reuse(seq), self.residents.of(seq)
+        source, n_tokens = reuse.source, reuse.n_tokens
+        if source is not None and not self.runner.share(source.slot, resident.slot, n_tokens):
+            self.meter.counters.shares_refused += 1
+            source, n_tokens = None, 0
+        if source is None:
+            self._start(seq, 0, "cold")
+            return
+        if self._shares_cells:
+            resident.give(source.cells(), n_tokens)
+        source.used_at = resident.used_at
+        self._start(seq, n_tokens, "parked" if source.is_parked else "live")
+
+    def _start(self, seq: Sequence, n_tokens: int, source: str) -> None:
+        seq.start(n_tokens)
+        counters = self.meter.counters
+        counters.shared_live += source == "live"
+        counters.shared_parked += source == "parked" and n_tokens > 0
+        self.scheduler.announce(seq, source=source if n_tokens else "cold")
+
+    def _occupy(self, resident: Resident) -> None:
+        self.residents.occupy(resident)
+        assert resident.sequence is not None
+        self.scheduler.active[resident.sequence.id] = resident.sequence
+
+    def _make_room(self, batch: Batch) -> Batch:
+        """Free cells until the batch fits: parked residents first, then the youngest of the lowest priority."""
+        n_pool = self.scheduler.limits.n_pool
+        if n_pool is None or not batch:
+            return batch
+        n_most = sum(resident.n_live for resident in self.residents)
+        while n_most + sum(n_tokens for _, n_tokens in batch) > n_pool:
+            n_most = self.residents.n_cells(shared=True)
+            if n_most + sum(n_tokens for _, n_tokens in batch) <= n_pool:
+                break
+            parked = self.residents.least_worth()
+            if parked is not None:
+                self._evict(parked)
+            elif (victim := self.scheduler.victim()) is not None:
+                self._preempt(victim)
+                batch = [planned for planned in batch if planned[0] is not victim]
+            else:
+                break  # one sequence alone: the core will say what is wrong
+        return batch
+
+    def _evict(self, resident: Resident) -> None:
+        """Give up a parked resident's cells."""
+        self._empty(resident)
+        self.meter.pressed(Pressure(self.scheduler.cells_used, self._n_cells, resident.slot, None))
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take slot and cells from a running sequence; it waits again, and goes on where it was."""
+        self._empty(self.residents.of(seq))
+        self.scheduler.requeue(seq)
+        self.meter.pressed(Pressure(self.scheduler.cells_used, self._n_cells, None, seq.id))
+
+    def _empty(self, resident: Resident) -> None:
+        self.runner.forget(resident.slot)
+        self.residents.leave(resident)
 
     def _step(self, batch: Batch) -> Outcome:
-        return self.runner.run(batch, self.scheduler.active.values()) if batch else Outcome([], [])
+        """Run the batch; where that cost memory, the ledgers of the slots follow."""
+        if not batch:
+            return Outcome([], [])
+        n_retries, n_clears = self.runner.n_retries, self.runner.n_clears
+        outcome = self.runner.run(batch, self.scheduler.active.values())
+        if self.runner.n_retries > n_retries or self.runner.n_clears > n_clears:
+            for resident in list(self.residents):
+                if resident.is_parked and self.runner.n_clears > n_clears:
+                    self.residents.leave(resident)
+                resident.give(resident.segments, resident.n_live)
+        return outcome
 
     def _send(self, now: float) -> None:
         """Deliver this tick's events; a sink that raises has its request cancelled."""
@@ -140,7 +249,7 @@ class Loop:
                 n_prefill_rows=n_prefills,
                 n_active=len(scheduler.active),
                 n_waiting=len(scheduler.waiting),
-                cells_used=self._cells_used,
+                cells_used=sum(resident.n_live for resident in self.residents),
                 plan_s=plan_s,
                 native_s=native_s,
                 apply_s=apply_s,
@@ -196,14 +305,15 @@ class Loop:
 
         Mending is possible because this also runs when idle, when nothing in memory is anybody's.
         """
-        live = [*self.scheduler.active.values(), *self.scheduler.ended]
-        fault = self.runner.fault(live, self.settings.slots)
+        fault = self.runner.fault(self.residents, shared=self._shares_cells)
         if fault is None:
             return
         self.meter.counters.ledger_faults += 1
         assert not self.settings.debug, fault
         log.error("the ledger is wrong: %s", fault)
-        if not live:
+        if not self.scheduler.active:
+            for resident in list(self.residents):
+                self.residents.leave(resident)
             self.context.memory.clear()
 
     def stats(self) -> EngineStats:
@@ -212,11 +322,12 @@ class Loop:
         counters = replace(meter.counters, ended=dict(meter.counters.ended))
         return EngineStats(
             slots=self.settings.slots,
-            slots_used=scheduler.slots.n_used,
+            slots_used=self.residents.n_running,
+            slots_parked=len(self.residents.parked),
             queue=len(scheduler.waiting),
             max_queue=self.settings.max_queue,
             cells=self._n_cells,
-            cells_used=self._cells_used,
+            cells_used=scheduler.cells_used,
             layout=self._layout,
             rows_decoded=self.runner.n_rows + self.runner.n_rows_lost,
             rows_lost=self.runner.n_rows_lost,

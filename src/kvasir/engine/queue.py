@@ -27,6 +27,13 @@ class WaitingQueue:
         self._lines.setdefault(seq.request.priority, deque()).append(seq)
         self._n += 1
 
+    def add_back(self, seq: Sequence) -> None:
+        """Put a preempted sequence where its age belongs: before all of its priority that came later."""
+        line = self._lines.setdefault(seq.request.priority, deque())
+        at = next((i for i, other in enumerate(line) if other.id > seq.id), len(line))
+        line.insert(at, seq)
+        self._n += 1
+
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         line = self._lines[seq.request.priority]

@@ -22,7 +22,8 @@ class Request:
 
     `sampler` is built by the caller, off the engine thread, with the prompt already accepted; from `submit` on it
     belongs to the engine. A sampled token of `stop_tokens` ends the request and is not sent. `priority`: higher goes
-    first. `deadline_s` counts from `submit`.
+    first. `deadline_s` counts from `submit`. `cache=False` neither reuses KV nor leaves any behind. KV is shared only
+    within one `scope`.
     """
 
     tokens: tuple[int, ...]
@@ -32,6 +33,8 @@ class Request:
     max_tokens: int
     priority: int = 0
     deadline_s: float | None = None
+    cache: bool = True
+    scope: str | None = None
 
 
 class Tokens(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kvasir.engine.core import Context, Core, Step
+from kvasir.engine.residents import Residents
 from kvasir.engine.scheduler import Batch, Outcome
 from kvasir.engine.sequence import Sequence
 from kvasir.errors import ContextFull, KvasirError, ModelError
@@ -37,6 +38,7 @@ class Runner:
         self.n_rows = 0  # rows of steps that succeeded: the sum of all ledgers' n_rows
         self.n_rows_lost = 0  # rows the core counted in steps that failed
         self.n_retries = 0
+        self.n_clears = 0  # times all of the memory was given up
 
     def run(self, batch: Batch, active: Iterable[Sequence]) -> Outcome:
         """Decode the next tokens of these sequences, one native call unless it fails. Blocks without the GIL."""
@@ -45,18 +47,32 @@ class Runner:
             self._run([(seq, min(n_tokens, seq.n_left)) for seq, n_tokens in part], outcome, active)
         return outcome
 
-    def forget(self, seq: Sequence) -> None:
-        """Free the cells of a sequence."""
-        assert seq.slot is not None
-        self._memory.remove(seq.slot, 0, None)
+    def forget(self, slot: int) -> None:
+        """Free the cells of a slot."""
+        self._memory.remove(slot, 0, None)
 
-    def fault(self, active: Iterable[Sequence], n_slots: int) -> str | None:
+    def trim(self, slot: int, n_tokens: int) -> bool:
+        """Cut a slot to its first tokens; False where this memory cannot, and then the slot is empty."""
+        if self._memory.remove(slot, n_tokens, None):
+            return True
+        self.forget(slot)
+        return False
+
+    def share(self, source: int, slot: int, n_tokens: int) -> bool:
+        """Give a slot the first tokens of another; False where this memory cannot exactly, and then it is empty."""
+        return bool(self._memory.share(source, slot, n_tokens))
+
+    def fault(self, residents: Residents, *, shared: bool) -> str | None:
         """Compare the ledgers with the native memory; say what differs, if anything does."""
-        ledger = {seq.slot: seq.n_decoded for seq in active}
-        for slot in range(n_slots):
-            n_cells = self._length(slot)
-            if n_cells != ledger.get(slot, 0):
-                return f"slot {slot} holds {n_cells} tokens, its ledger says {ledger.get(slot, 0)}"
+        ledger = {resident.slot: resident.n_live for resident in residents}
+        for slot in range(residents.n_slots):
+            n_tokens = self._length(slot)
+            if n_tokens != ledger.get(slot, 0):
+                return f"slot {slot} holds {n_tokens} tokens, its ledger says {ledger.get(slot, 0)}"
+        if self._memory.kind != "recurrent":  # there a cell is a sequence, not a token
+            used, booked = self._memory.used_cells, residents.n_cells(shared=shared)
+            if used != booked:
+                return f"{used} cells are in use, the ledgers say {booked}"
         counted = self._context.n_rows_decoded
         if counted != self.n_rows + self.n_rows_lost:
             return f"the core decoded {counted} rows, the ledgers say {self.n_rows} and {self.n_rows_lost} lost"
@@ -102,6 +118,7 @@ class Runner:
         So the one at fault is found without a second batch having to fail with it.
         """
         self._memory.clear()
+        self.n_clears += 1
         for seq in active:
             seq.rewind()
         for seq, _ in batch:

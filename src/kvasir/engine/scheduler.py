@@ -1,7 +1,8 @@
 """The scheduler: who waits, who has a slot, what the next tick runs and what its tokens mean.
 
-Owns every open sequence and all decisions: admission, deadlines, cancels, budgets, stops. Calls nothing native and
-reads no clock: `runner` decodes, `loop` says what time it is. Every sequence ends through `_end`, exactly once.
+Owns every open sequence and all decisions: admission, reuse, eviction, preemption, deadlines, cancels, budgets, stops.
+Calls nothing native and reads no clock: `loop` does what is decided and says what time it is. Every sequence ends
+through `_end`, exactly once.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from heapq import heappop, heappush
 from typing import NamedTuple, TypeAlias
 
 from kvasir.engine.core import Logprobs
-from kvasir.engine.events import Admitted, Ended, FirstToken, Meter, Queued
+from kvasir.engine.events import Admitted, Diverged, Ended, FirstToken, Meter, Queued
 from kvasir.engine.gate import Gate
 from kvasir.engine.mailbox import Outbox
 from kvasir.engine.plan import Budget, Plan, Strategy, View
 from kvasir.engine.queue import WaitingQueue
 from kvasir.engine.request import Done, Event, Failed, RequestId, Tokens
+from kvasir.engine.residents import Placement, Resident, Residents, Reuse, n_cells_of
 from kvasir.engine.sequence import Sequence, State
-from kvasir.engine.slots import SlotPool
 from kvasir.engine.strategies import DEFAULT, fault_of, feed_starved
 from kvasir.errors import BadGrammar, DeadlineExceeded, KvasirError
 from kvasir.types import FinishReason
 
 log = logging.getLogger(__name__)
+
+# Cells kept free for each running stream when another is admitted: about a second of tokens on a CPU.
+GROWTH = 16
+# Prompts shorter than this say nothing about a client's habits.
+LONG_PROMPT = 256
 
 Batch: TypeAlias = list[tuple[Sequence, int]]  # sequences and how many of their next tokens to run
 
@@ -36,6 +42,15 @@ class Limits(NamedTuple):
     n_rows: int  # rows of one pass over the weights
     n_prefill: int  # of these, for prompts while streams run
     n_chunk: int  # of these, for prompts while none does
+
+
+class Admission(NamedTuple):
+    """A sequence that gets a slot now: where, with what reuse, and which parked residents must go for it."""
+
+    sequence: Sequence
+    placement: Placement
+    reuse: Reuse
+    evicts: list[Resident]
 
 
 class Outcome(NamedTuple):
@@ -51,7 +66,7 @@ class Scheduler:
     def __init__(
         self,
         limits: Limits,
-        slots: SlotPool,
+        residents: Residents,
         queue: WaitingQueue,
         strategy: Strategy,
         *,
@@ -60,14 +75,13 @@ class Scheduler:
         gate: Gate,
     ) -> None:
         self.limits = limits
-        self.slots = slots
+        self.residents = residents
         self.waiting = queue
         self.strategy = strategy
         self.active: dict[RequestId, Sequence] = {}  # has a slot and is not DONE, oldest admission first
         self.ended: list[Sequence] = []  # DONE, but its slot still holds KV
         self._open: dict[RequestId, Sequence] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
-        self._n_reserved = 0
         self._outbox = outbox
         self._meter = meter
         self._gate = gate
@@ -80,8 +94,8 @@ class Scheduler:
 
     @property
     def cells_used(self) -> int:
-        """Cells that hold tokens, by the ledgers."""
-        return sum(seq.n_decoded for seq in self.active.values()) + sum(seq.n_decoded for seq in self.ended)
+        """Cells that hold tokens, by the ledgers; shared ones count once where the layout shares them."""
+        return self.residents.n_cells(shared=self.limits.n_pool is not None)
 
     def open_sequences(self) -> list[Sequence]:
         """Every sequence that has had no terminal event yet."""
@@ -116,42 +130,83 @@ class Scheduler:
         """End a sequence with an error of its own."""
         self._end(seq, Failed(error), type(error).__name__, now=now)
 
-    def release(self, seq: Sequence) -> None:
-        """Take back the slot of an ended sequence, whose cells are free by now."""
-        assert seq.slot is not None
-        self.slots.release(seq.slot)
-        self._n_reserved -= self.cells_of(seq)
-        seq.slot = None
-
-    def admit(self, *, now: float) -> list[Sequence]:
-        """Give slots to those who are next, as long as there are slots and cells.
+    def next_admission(self, *, now: float) -> Admission | None:
+        """Return who gets a slot next, if there are a slot and cells; the caller carries it out before asking again.
 
         The first in line is never overtaken by a smaller one behind it: a large request would otherwise starve.
         """
-        admitted = []
-        while self.slots.n_free and (seq := self.waiting.best(now=now)) is not None:
-            if self.limits.n_pool is not None and self._n_reserved + self.cells_of(seq) > self.limits.n_pool:
-                break
-            self.waiting.remove(seq)
-            self._meter.counters.aged += self.waiting.outranks(seq)
-            self._n_reserved += self.cells_of(seq)
-            seq.admit(self.slots.take(), now=now)
-            self.active[seq.id] = seq
-            admitted.append(seq)
-        return admitted
+        if not self.residents.has_place or (seq := self.waiting.best(now=now)) is None:
+            return None
+        reuse = self.residents.reuse(seq)
+        # Whoever waits for a leader takes any slot: what is parked there would be replaced anyway.
+        placement = self.residents.place(reuse if reuse.leader is None else Reuse())
+        assert placement is not None
+        evicts = self._room_for(seq, reuse, placement)
+        if evicts is None:
+            if self.active:
+                return None  # somebody will end, or be preempted for the others' sake
+            # Alone it fits: everything parked goes, its own source too.
+            evicts, reuse, placement = self.residents.parked, Reuse(), Placement(0)
+        self.waiting.remove(seq)
+        self._meter.counters.aged += self.waiting.outranks(seq)
+        self._note_divergence(seq)
+        return Admission(seq, placement, reuse, evicts)
+
+    def _room_for(self, seq: Sequence, reuse: Reuse, placement: Placement) -> list[Resident] | None:
+        """Choose what to evict so that the rest of this prompt finds cells; None where that is not enough.
+
+        Cells that running prompts have yet to fill are theirs, and every stream may grow a little: a request admitted
+        into the last cell would only be preempted again.
+        """
+        evicts = [placement.evicts] if placement.evicts is not None else []
+        if self.limits.n_pool is None:
+            return evicts
+        promised = sum(max(other.n_left, GROWTH) for other in self.active.values())
+        wanted = seq.n_tokens - reuse.n_expected + 1 + promised
+        if placement.takes is not None:
+            wanted -= placement.takes.n_live - reuse.n_tokens  # cut off when it is taken
+        kept = [resident for resident in self.residents if resident not in evicts]
+        source = reuse.source if reuse.leader is None else None
+        while self.limits.n_pool - n_cells_of(kept) < wanted:
+            spare = [resident for resident in kept if resident.is_parked and resident is not source]
+            if not spare:
+                return None
+            least = min(spare, key=lambda resident: resident.used_at)
+            kept.remove(least)
+            evicts.append(least)
+        return evicts
+
+    def _note_divergence(self, seq: Sequence) -> None:
+        """Tell when a client's prompts part early: a clock or a random id near the start costs it all reuse."""
+        match = next(iter(self.residents.matches(seq)), None)
+        if match is None:
+            return
+        shorter = min(seq.n_tokens, len(match.holder.tokens))
+        if shorter >= LONG_PROMPT and match.n_tokens < shorter // 2:
+            there, here = match.holder.tokens[match.n_tokens], seq.tokens[match.n_tokens]
+            self._meter.diverged(Diverged(seq.id, seq.request.scope, match.n_tokens, there, here))
 
     def announce(self, seq: Sequence, *, source: str) -> None:
         """Tell that an admitted sequence is ready to run, and how much of it came from where."""
         assert seq.slot is not None
         assert seq.admitted_at is not None
-        self._meter.admitted(Admitted(seq.id, seq.slot, seq.n_cached, source, seq.admitted_at - seq.queued_at))
+        self._meter.admitted(Admitted(seq.id, seq.slot, seq.n_decoded, source, seq.admitted_at - seq.queued_at))
 
-    def cells_of(self, seq: Sequence) -> int:
-        """Cells to reserve: all it may ever need, so that no running sequence is without room because of another.
+    def victim(self) -> Sequence | None:
+        """Return whom to preempt: the youngest of the lowest priority; nobody if only one runs."""
+        if len(self.active) < 2:
+            return None
+        return min(self.active.values(), key=lambda seq: (seq.request.priority, -seq.id))
 
-        The token sampled last never runs, hence one less than prompt and max_tokens together.
-        """
-        return min(seq.n_prompt + seq.request.max_tokens - 1, self.limits.n_seq_tokens)
+    def requeue(self, seq: Sequence) -> None:
+        """Put a preempted sequence back, ahead of those that came after it."""
+        del self.active[seq.id]
+        seq.preempt()
+        self.waiting.add_back(seq)
+
+    def followers(self) -> list[Sequence]:
+        """Sequences that wait for another's prefill."""
+        return [seq for seq in self.active.values() if seq.state is State.FOLLOW]
 
     # Planning
 
@@ -159,7 +214,9 @@ class Scheduler:
         """Ask the strategy what to run; rows come in slot order, which keeps them in one pass (see `slots`)."""
         if not self.active:
             return []
-        view = View(tuple([seq.view() for seq in self.active.values()]), len(self.waiting))
+        view = View(
+            tuple([seq.view() for seq in self.active.values() if seq.state is not State.FOLLOW]), len(self.waiting)
+        )
         budget = self._budget()
         plan = feed_starved(asked := self._ask(view, budget), view, budget)
         self._meter.counters.rows_forced += plan is not asked and set(plan.rows) != set(asked.rows)
@@ -191,7 +248,7 @@ class Scheduler:
         active = self.active
         if len(plan.rows) < len(active):
             for seq in active.values():
-                seq.n_skipped += 1
+                seq.n_skipped += seq.state is not State.FOLLOW
         batch = [(active[row.id], row.n_tokens) for row in plan.rows]
         for seq, _ in batch:
             seq.n_skipped = 0
@@ -208,6 +265,7 @@ class Scheduler:
             elif error is not None:
                 self.fail(seq, BadGrammar(f"the next token cannot be sampled: {error}."), now=now)
         for seq, failure in outcome.failed:
+            seq.keeps_kv = False
             self.fail(seq, failure, now=now)
 
     def _take(self, seq: Sequence, token: int, logprobs: Logprobs | None, *, now: float) -> None:
@@ -237,7 +295,7 @@ class Scheduler:
         del self._open[seq.id]
         self._gate.leave(now=now)
         self._outbox.put(seq, event)
-        self._meter.ended(Ended(seq.id, how, seq.n_prompt, seq.n_cached, seq.n_generated))
+        self._meter.ended(Ended(seq.id, how, seq.n_prompt, seq.n_cached, seq.n_generated, seq.n_again))
 
 
 def _slot_of(planned: tuple[Sequence, int]) -> int:

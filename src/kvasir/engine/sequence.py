@@ -1,7 +1,8 @@
 """A sequence: one request's tokens, its state, and the ledger of what the KV memory holds of it.
 
 Owns the move table and the ledger's arithmetic. Never touches native memory: whoever does (`runner`, `loop`) tells
-the sequence through `ran`, `rewind` and `resume_at`, so that the ledger always equals `memory.pos_max(slot) + 1`.
+the sequence through `start`, `ran`, `rewind`, `resume_at` and `preempt`, so that the ledger always equals
+`memory.pos_max(slot) + 1`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ class State(Enum):
     """Where a sequence stands."""
 
     WAITING = auto()  # in the queue, no slot
+    FOLLOW = auto()  # has a slot; waits for another sequence to compute the prefix they share
     PREFILL = auto()  # has a slot; more than the last token is still to run
     DECODE = auto()  # has a slot; exactly one token is still to run
     DONE = auto()  # ended; its slot, if any, is released by the next `finish`
 
 
 MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILL, State.DONE}),
+    State.WAITING: frozenset({State.PREFILL, State.FOLLOW, State.DONE}),
+    State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),  # back to WAITING: preempted
     State.DECODE: frozenset({State.PREFILL, State.WAITING, State.DONE}),  # back to PREFILL: its KV was lost
     State.DONE: frozenset(),
@@ -40,8 +43,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_at", "deadline", "ended_at", "first_token_at", "id", "logprobs", "n_cached", "n_decoded", "n_faults",
-        "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler", "sink", "slot", "state", "tokens",
+        "admitted_at", "deadline", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs", "n_cached", "n_decoded",
+        "n_faults", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler", "sink", "slot",
+        "state", "tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: RequestId, request: Request, sink: Sink, *, now: float) -> None:
@@ -58,6 +62,8 @@ class Sequence:
         self.n_decoded = 0
         self.n_rows = 0  # rows the core decoded for it, reruns included: its part of Context.n_rows_decoded
         self.n_skipped = 0  # ticks in a row in which it could run and was not planned
+        self.n_preempted = 0  # times it lost its slot to another
+        self.keeps_kv = True  # whether what it leaves in memory may be parked
         self.n_faults = 0  # steps it was in that cost its whole state, since its last token
         self.deadline = None if request.deadline_s is None else now + request.deadline_s
         self.queued_at = now
@@ -81,6 +87,11 @@ class Sequence:
         return len(self.tokens) - self.n_decoded
 
     @property
+    def n_again(self) -> int:
+        """Rows that were decoded more than once: after a preemption or a failed step."""
+        return self.n_rows - max(self.n_decoded - self.n_cached, 0)
+
+    @property
     def generated(self) -> list[int]:
         """The tokens made so far."""
         return self.tokens[self.n_prompt :]
@@ -100,7 +111,20 @@ class Sequence:
         self.slot = slot
         if self.admitted_at is None:
             self.admitted_at = now
+
+    def start(self, n_reused: int) -> None:
+        """Begin to run, with the first `n_reused` tokens in memory already."""
+        self.n_decoded = n_reused
+        self.n_cached = max(self.n_cached, min(n_reused, self.n_prompt))
         self.move(State.PREFILL)
+
+    def preempt(self) -> None:
+        """Go back to the queue without slot or KV. Its tokens stay, and its sampler stays where it was."""
+        self.slot = None
+        self.n_decoded = 0
+        self.n_preempted += 1
+        self.n_skipped = 0
+        self.move(State.WAITING)
 
     def ran(self, n_tokens: int) -> None:
         """Note that the core decoded the next `n_tokens`."""

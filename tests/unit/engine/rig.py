@@ -136,20 +136,20 @@ class Rig:
 
     def check(self, n_steps: int = 0) -> None:
         """Every invariant of the engine."""
-        scheduler = self.loop.scheduler
+        scheduler, residents = self.loop.scheduler, self.loop.residents
         live = [*scheduler.active.values(), *scheduler.ended]
-        assert self.loop.runner.fault(live, self.settings.slots) is None
-        assert scheduler.slots.n_used == len(live) == len({seq.slot for seq in live})
-        assert scheduler.cells_used == self.context.memory.used_cells or self.context.memory.kind == "recurrent"
+        assert self.loop.runner.fault(residents, shared=self.context.kv_unified) is None
+        assert residents.n_running == len(live) == len({seq.slot for seq in live})
         for seq in scheduler.active.values():
-            assert seq.state in (State.PREFILL, State.DECODE)
+            assert seq.state in (State.FOLLOW, State.PREFILL, State.DECODE)
             assert seq.state is not State.DECODE or (seq.n_left == 1 and seq.n_generated > 0)
+            assert seq.state is not State.FOLLOW or seq.n_decoded == 0
         assert all(seq.state is State.DONE for seq in scheduler.ended)
         waiting = [seq for seq in scheduler.open_sequences() if seq.state is State.WAITING]
         assert len(waiting) == len(scheduler.waiting)
         assert all(seq.slot is None for seq in waiting)
-        if scheduler.limits.n_pool is not None:
-            assert sum(scheduler.cells_of(seq) for seq in live) <= scheduler.limits.n_pool
+        if self.context.memory.kind != "recurrent":
+            assert self.context.memory.used_cells <= self.context.memory.n_cells
         for step in self.context.steps[n_steps:]:
             assert sum(n_tokens for _, _, n_tokens in step) <= scheduler.limits.n_rows
             assert [slot for slot, _, _ in step] == sorted({slot for slot, _, _ in step})
@@ -162,8 +162,10 @@ class Rig:
     def check_idle(self) -> None:
         """What must hold when nothing is open: every sink answered, everything free, all rows accounted for."""
         assert all(len(sink.ends) == 1 for sink in self.sinks)
+        assert self.loop.residents.n_running == 0
+        for resident in self.loop.residents.parked:
+            self.context.memory.remove(resident.slot, 0, None)
         assert self.context.memory.used_cells == 0
-        assert self.loop.scheduler.slots.n_used == 0
         assert self.loop.gate.n_open == 0
         counters = self.loop.meter.counters
         assert counters.queued == sum(counters.ended.values()) == len(self.sinks)

@@ -236,7 +236,8 @@ def test_stats_tell_slots_cells_counters_and_times(engine: Engine, model: fake.M
     sink.wait()
     engine.call(lambda: None).result(WAIT_S)
     stats = engine.stats()
-    assert (stats.slots, stats.slots_used, stats.queue, stats.cells, stats.cells_used) == (4, 0, 0, 1024, 0)
+    assert (stats.slots, stats.slots_used, stats.slots_parked, stats.queue) == (4, 0, 1, 0)
+    assert (stats.cells, stats.cells_used) == (1024, 13)  # the parked sequence: prompt and all but the last token
     assert (stats.counters.ticks, stats.counters.prefill_rows, stats.counters.decode_rows) == (4, 10, 3)
     assert stats.counters.ended == {"length": 1}
     assert stats.tick_s.n == 4

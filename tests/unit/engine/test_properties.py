@@ -34,6 +34,8 @@ arrivals = st.fixed_dictionaries(
         "priority": st.integers(-1, 2),
         "deadline_s": st.none() | st.floats(0.0, 0.5),
         "salt": st.integers(0, 3),
+        "scope": st.sampled_from([None, "a"]),
+        "cache": st.sampled_from([True, True, True, False]),
     }
 )
 acts = st.one_of(
@@ -119,3 +121,33 @@ def test_a_long_random_run_meets_every_kind_of_end() -> None:
     assert all(counters.ended[how] > 0 for how in ("stop", "length", "cancelled", "DeadlineExceeded"))
     assert counters.retries > 0
     assert counters.aged > 0
+
+
+def test_a_long_random_run_over_few_cells_shares_coalesces_evicts_and_preempts() -> None:
+    dice = random.Random(11)
+    rig = Rig(slots=5, context_size=160, batch=16, ubatch=16, prefill_budget=6, max_queue=64)
+    wanted: list[tuple[Collected, dict[str, Any]]] = []
+    for _ in range(300):
+        arrival = {
+            "n_prompt": dice.choice([20, 50, 60]), "max_tokens": dice.randint(1, 60), "priority": dice.randint(0, 1),
+            "deadline_s": None, "salt": dice.randint(0, 4), "scope": dice.choice([None, "a"]),
+        }  # fmt: skip
+        play(rig, "submit", arrival, wanted)
+        play(rig, "tick", dice.randint(0, 6), wanted)
+        if dice.random() < 0.1:
+            play(rig, "cancel", len(rig.sinks) - dice.randint(1, 3), wanted)
+    rig.drain()
+    for sink, arrival in wanted:
+        check_answer(rig, sink, arrival)
+    counters = rig.loop.meter.counters
+    for name in ("shared_live", "shared_parked", "coalesced", "parked", "evicted", "preempted", "rows_again"):
+        assert getattr(counters, name) > 0, name
+    check_rows(rig)
+    rig.check_idle()
+
+
+def check_rows(rig: Rig) -> None:
+    """Every row the core decoded is in the books."""
+    events = rig.loop.stats().counters
+    assert events.prefill_rows + events.decode_rows == rig.context.n_rows_decoded
+    assert rig.loop.runner.n_rows == rig.context.n_rows_decoded - rig.loop.runner.n_rows_lost

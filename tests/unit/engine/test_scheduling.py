@@ -195,4 +195,4 @@ def test_a_sink_that_raises_is_cancelled_alone() -> None:
     assert not any(isinstance(event, Failed) for event in other.events)
     assert other.tokens == expected("fake:plain", prompt(9), max_tokens=6)[0]
     assert rig.loop.meter.counters.ended["cancelled"] == 1
-    assert rig.loop.scheduler.slots.n_used == 0
+    assert rig.loop.residents.n_running == 0
