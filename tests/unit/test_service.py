@@ -68,6 +68,31 @@ def test_the_same_seed_gives_the_same_text_and_is_reported(model: Model) -> None
     assert model.generate("abc", seed=drawn.seed, max_tokens=24).tokens == drawn.tokens
 
 
+def test_n_completions_are_n_requests_with_a_seed_each_and_read_the_prompt_once(model: Model) -> None:
+    several = model.generate("Once upon a time there was", n=4, seed=7, max_tokens=12)
+    assert [each.seed for each in several] == [7, 8, 9, 10]
+    alone = [
+        model.generate("Once upon a time there was", seed=seed, max_tokens=12, cache=False) for seed in range(7, 11)
+    ]
+    assert [each.tokens for each in several] == [each.tokens for each in alone]
+    assert all(each.usage.cached_tokens == each.usage.prompt_tokens - 1 for each in several[1:])
+
+
+def test_reuse_stays_within_a_scope(model: Model) -> None:
+    prompt = "The same long beginning of every prompt of this test, said once more."
+    first = model.generate(prompt, max_tokens=2, scope="a")
+    other = model.generate(prompt, max_tokens=2, scope="b")
+    again = model.generate(prompt, max_tokens=2, scope="a")
+    assert first.usage.cached_tokens == other.usage.cached_tokens == 0
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+    assert model.stats().counters.shared_parked == 1
+
+
+def test_a_deadline_that_passes_is_told(model: Model) -> None:
+    with pytest.raises(errors.DeadlineExceeded, match="deadline"):
+        model.generate("endless", max_tokens=400, ignore_eos=True, deadline=1e-9)
+
+
 def test_one_sampling_value_can_carry_the_options_and_keywords_win(model: Model) -> None:
     sampling = Sampling(temperature=0, max_tokens=5, ignore_eos=True)
     assert len(model.generate("abc", sampling=sampling).tokens) == 5
@@ -109,6 +134,9 @@ def test_logprobs_are_given_where_asked(model: Model) -> None:
         ({"context_size": 1}, "load option"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n must"),
+        ({"priority": 1.5}, "priority"),
+        ({"deadline": -1}, "deadline"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
         ({"samplers": ["top_x"]}, "top_k|top_p"),
     ],

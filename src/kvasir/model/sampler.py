@@ -50,8 +50,7 @@ def sampler_params(core: ModuleType, sampling: Sampling, *, n_ctx: int) -> nativ
     params: native.SamplerParams = core.SamplerParams()
     for name in _SAME_NAMES:
         setattr(params, name, getattr(sampling, name))
-    # 32 random bits: short enough to copy from a report, and as many as llama.cpp's own seeds have.
-    params.seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
+    params.seed = sampling.seed if sampling.seed is not None else random_seed()
     params.order = _order(sampling)
     params.penalty_last_n = n_ctx if sampling.penalty_last_n == -1 else sampling.penalty_last_n
     params.dry_penalty_last_n = n_ctx if sampling.dry_penalty_last_n == -1 else sampling.dry_penalty_last_n
@@ -93,3 +92,8 @@ def parse_reply(schema: Any, text: str) -> Any:
         return json.loads(text) if isinstance(schema, Mapping) else schema.model_validate_json(text)
     except ValueError as error:  # json's and Pydantic's errors both are
         raise BadSchema(f"the reply does not fit json_schema: {str(error).strip()}") from error
+
+
+def random_seed() -> int:
+    """Draw a seed: 32 bits, short enough to copy from a report, and as many as llama.cpp's own seeds have."""
+    return secrets.randbits(32)

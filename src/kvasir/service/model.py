@@ -11,28 +11,28 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Unpack, cast
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 
 from kvasir import native
 from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults
-from kvasir.engine import Engine, Request
+from kvasir.engine import Engine, EngineStats, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
 from kvasir.errors import BadOption, Closed, Unsupported
-from kvasir.model.sampler import build_sampler
+from kvasir.model.sampler import build_sampler, random_seed
 from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
 from kvasir.service.completion import Reply
-from kvasir.service.options import SamplingOptions
+from kvasir.service.options import GenerateOptions, SamplingOptions
 from kvasir.service.settings import engine_settings
 from kvasir.service.stream import Mailbox, Stream
-from kvasir.types import SAMPLING_OPTIONS, Completion, Sampling
+from kvasir.types import SAMPLING_OPTIONS, SEED_MAX, Completion, Sampling
 
 
 def load(ref: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
@@ -65,6 +65,7 @@ class Model:
         self._embedder = Embedder(core, weights.native, engine_settings(settings, weights.adapters))
         self._defaults = sampling_defaults()
         self._info = weights.info()
+        self._stop_tokens = frozenset(weights.native.vocab.eog_tokens)
         # Also at the interpreter's end, so that a script that closes nothing still ends cleanly.
         self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, weights)
 
@@ -89,9 +90,21 @@ class Model:
         """The facts of the model file."""
         return self._info
 
-    def stream(self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: Sampling | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache: bool = True,
+        scope: str | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream:
         """Start generating and return at once; the `Stream` gives out text as it comes.
 
+        Higher `priority` goes first. After `deadline` seconds the request fails with `DeadlineExceeded`. Prefixes that
+        are already computed are reused, within one `scope` only; `cache=False` reuses none and leaves none behind.
         Raises what can be known now: bad options, an empty or too long prompt, a full queue.
         """
         engine = self._running_engine()
@@ -104,25 +117,61 @@ class Model:
             tokens=tuple(tokens),
             sampling=chosen,
             sampler=sampler,
-            stop_tokens=frozenset() if chosen.ignore_eos else frozenset(vocab.eog_tokens),
+            stop_tokens=frozenset() if chosen.ignore_eos else self._stop_tokens,
             max_tokens=chosen.max_tokens,
+            priority=_whole("priority", priority),
+            deadline_s=_seconds("deadline", deadline),
+            cache=cache,
+            scope=scope,
         )
         mail = Mailbox()
         reply = Reply(self._weights.tokenizer, chosen, seed=seed)
         request_id = engine.submit(request, mail)
         return Stream(reply, mail, cancel=partial(engine.cancel, request_id), owner=self)
 
+    @overload
+    def generate(self, prompt: Prompt, *, n: None = None, **options: Unpack[GenerateOptions]) -> Completion: ...
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, **options: Unpack[GenerateOptions]) -> list[Completion]: ...
     def generate(
-        self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]
-    ) -> Completion:
-        """Generate and return the whole completion. Ctrl-C stops the work and leaves the model usable."""
-        return self.stream(prompt, sampling=sampling, **options).result()
+        self, prompt: Prompt, *, n: int | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion | list[Completion]:
+        """Generate and return the whole completion. Ctrl-C stops the work and leaves the model usable.
 
+        Takes the options of `stream`. With `n`, returns a list of that many: the prompt is read once, and completion i
+        has seed + i.
+        """
+        if n is None:
+            return self.stream(prompt, **options).result()
+        with contextlib.ExitStack() as all_or_none:
+            streams = [all_or_none.enter_context(stream) for stream in self._several(prompt, n, options)]
+            return [stream.result() for stream in streams]
+
+    @overload
+    async def agenerate(self, prompt: Prompt, *, n: None = None, **options: Unpack[GenerateOptions]) -> Completion: ...
+    @overload
+    async def agenerate(self, prompt: Prompt, *, n: int, **options: Unpack[GenerateOptions]) -> list[Completion]: ...
     async def agenerate(
-        self, prompt: Prompt, *, sampling: Sampling | None = None, **options: Unpack[SamplingOptions]
-    ) -> Completion:
-        """Generate in asyncio; a cancelled task cancels the work."""
-        return await self.stream(prompt, sampling=sampling, **options)
+        self, prompt: Prompt, *, n: int | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion | list[Completion]:
+        """Generate in asyncio, like `generate`; a cancelled task cancels the work."""
+        if n is None:
+            return await self.stream(prompt, **options)
+        with contextlib.ExitStack() as all_or_none:
+            streams = [all_or_none.enter_context(stream) for stream in self._several(prompt, n, options)]
+            return [await stream for stream in streams]
+
+    def _several(self, prompt: Prompt, n: int, options: GenerateOptions) -> Iterator[Stream]:
+        """Start n requests that differ in their seed alone."""
+        if _whole("n", n) < 1:
+            raise BadOption(f"n must be at least 1, got {n}.")
+        given = options.get("seed")
+        sampling = options.get("sampling")
+        seed = given if given is not None else sampling.seed if sampling is not None else None
+        first = seed if seed is not None else random_seed()
+        for i in range(n):
+            each: GenerateOptions = {**options, "seed": (first + i) % (SEED_MAX + 1)}
+            yield self.stream(prompt, **each)
 
     def embed(self, texts: str | Sequence[str], *, normalize: Normalize = "l2") -> Vectors:
         """Return float32 vectors: `(n,)` for one text, `(len(texts), n)` for a list.
@@ -157,6 +206,10 @@ class Model:
         """Turn token ids into text; `special` shows special tokens by their names."""
         self._check_open()
         return self._weights.tokenizer.decode(tokens, special=special)
+
+    def stats(self) -> EngineStats:
+        """Return what the engine counted: slots, queue, cells, reuse, and where a tick's time goes."""
+        return self._running_engine().stats()
 
     @property
     def closed(self) -> bool:
@@ -199,6 +252,20 @@ class Model:
         if not tokens:
             raise BadOption("a text to embed is empty; give at least one character.")
         return tokens
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadOption(f"{name} must be a whole number, got {value!r}.")
+    return value
+
+
+def _seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise BadOption(f"{name} must be a number of seconds above 0, got {value!r}.")
+    return float(value)
 
 
 def _texts(texts: Sequence[str]) -> Sequence[str]:

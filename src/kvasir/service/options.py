@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from kvasir.types import Sampling
+
 
 class SamplingOptions(TypedDict, total=False):
     """Options of `Model.generate`, `stream` and `agenerate`; see `kvasir.Sampling` for what they mean."""
@@ -47,3 +49,13 @@ class SamplingOptions(TypedDict, total=False):
     mirostat_eta: float
     adaptive_target: float
     adaptive_decay: float
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """What `Model.generate` takes besides: how the request is queued, and what of it is reused."""
+
+    sampling: Sampling | None
+    priority: int
+    deadline: float | None
+    cache: bool
+    scope: str | None
