@@ -25,6 +25,9 @@ from kvasir.service.model import Model
 from kvasir.types import FinishReason, Sampling
 
 
+LONG = "Once upon a time there was a king who had three daughters and no crown at all."
+
+
 def open_fake(kind: str = "plain", facts: str = "", **options: Any) -> Model:
     settings = load_settings(options, environ={})
     return Model.open(Path(f"fake:{kind}{'?' + facts if facts else ''}"), settings, core=fake)
@@ -37,7 +40,8 @@ def model() -> Iterator[Model]:
 
 
 def greedy(model: Model, prompt: Any = "abc", **options: Any) -> kvasir.Completion:
-    return model.generate(prompt, temperature=0, ignore_eos=True, **options)
+    completion: kvasir.Completion = model.generate(prompt, temperature=0, ignore_eos=True, **options)
+    return completion
 
 
 @pytest.mark.parametrize("n", [1, 4, 16])
@@ -69,10 +73,10 @@ def test_the_same_seed_gives_the_same_text_and_is_reported(model: Model) -> None
 
 
 def test_n_completions_are_n_requests_with_a_seed_each_and_read_the_prompt_once(model: Model) -> None:
-    several = model.generate("Once upon a time there was", n=4, seed=7, max_tokens=12)
+    several = model.generate(LONG, n=4, seed=7, max_tokens=12)
     assert [each.seed for each in several] == [7, 8, 9, 10]
     alone = [
-        model.generate("Once upon a time there was", seed=seed, max_tokens=12, cache=False) for seed in range(7, 11)
+        model.generate(LONG, seed=seed, max_tokens=12, cache=False) for seed in range(7, 11)
     ]
     assert [each.tokens for each in several] == [each.tokens for each in alone]
     assert all(each.usage.cached_tokens == each.usage.prompt_tokens - 1 for each in several[1:])
