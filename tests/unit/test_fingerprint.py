@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.model import fingerprint as module
 from kvasir.model.fingerprint import FingerprintMode, context_hash, file_hash, fingerprint
 
 W = b"w" * 32
@@ -29,7 +28,7 @@ def test_safe_is_the_hash_of_the_file_and_is_remembered(
     memory = tmp_path / "home" / "fingerprints.json"
     first = file_hash(model, FingerprintMode.SAFE, memory)
     assert first == hashlib.sha256(model.read_bytes()).digest()
-    monkeypatch.setattr(module.hashlib, "file_digest", lambda *_: pytest.fail("the file was hashed again"))
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("the file was hashed again"))
     assert file_hash(model, FingerprintMode.SAFE, memory) == first
 
 

@@ -114,4 +114,4 @@ def _remember(memory: Path, known: dict[str, str]) -> None:
         handle, temp = tempfile.mkstemp(dir=memory.parent, prefix=memory.name)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(newest, file)
-        os.replace(temp, memory)
+        Path(temp).replace(memory)
