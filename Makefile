@@ -46,7 +46,7 @@ test-long: build  ## the tests that take minutes
 	$(BIN)/python -m pytest -m long
 
 test-models: build  ## end to end on real weights; KVASIR_TEST_MODEL=path takes any GGUF
-	$(BIN)/python -m pytest -m models
+	$(BIN)/python -m pytest -m models tests/models_e2e
 
 check: build check-stubs  ## format, lint, types, import contract, stub, tests: what CI runs
 	$(BIN)/ruff format --check $(PY_FOLDERS)
@@ -75,9 +75,9 @@ asan: venv  ## native tests under address and undefined-behaviour sanitizers
 	cmake --build build/asan
 	$(ASAN) build/asan/kvasir_native_tests
 
-bench: build  ## compare with llama.cpp's own programs, built from the same source
-	@peers=$$($(BIN)/python tools/llama_cpp.py peers) && for script in $(sort $(wildcard bench/[a-z]*.py)); do \
-	  KVASIR_PEERS_DIR=$$peers $(BIN)/python $$script || exit 1; done
+bench: build  ## compare with llama.cpp's own programs; BENCH_ARGS="--quick" only sees that it runs
+	@peers=$$($(BIN)/python tools/llama_cpp.py peers) && for script in single_stream batching; do \
+	  KVASIR_PEERS_DIR=$$peers $(BIN)/python bench/$$script.py $(BENCH_ARGS) || exit 1; done
 
 bump-llama: venv  ## move the llama.cpp pin: make bump-llama VERSION=0.3.36
 	@test -n "$(VERSION)" || { echo "kvasir: error: say which: make bump-llama VERSION=0.3.36" >&2; exit 1; }
