@@ -30,3 +30,4 @@ void bind_vocab(nb::module_ &m);
 void bind_sampler(nb::module_ &m);
 void bind_context(nb::module_ &m);
 void bind_memory(nb::module_ &m);
+void bind_quantize(nb::module_ &m);

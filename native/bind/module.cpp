@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
     bind_sampler(m);
     bind_context(m);
     bind_memory(m);
+    bind_quantize(m);
 }

@@ -25,6 +25,7 @@ try:
         devices,
         json_schema_to_grammar,
         llama_version,
+        quantize,
         supports,
         take_logs,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "devices",
     "json_schema_to_grammar",
     "llama_version",
+    "quantize",
     "supports",
     "take_logs",
 ]

@@ -708,3 +708,11 @@ class Memory:
 
     def set_state(self, seq: int, data: bytes, *, partial: bool = False) -> bool:
         """Restores state(). False: it failed, and the sequence is empty."""
+
+def quantize(src: str, dst: str, *, to: str, threads: int = 0, progress: Callable[[float], bool] | None = None) -> None:
+    """
+    Writes a model's weights in another layout ('q8_0', 'q4_0', 'q4_k_m', 'f16', ...) to a new file. A split model becomes one file.
+
+    progress is called with 0.0 to 1.0 between tensors; returning False stops. A failure leaves an unfinished dst behind.
+    Raises BadOption, ModelNotFound or ModelLoadError.
+    """

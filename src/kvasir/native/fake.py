@@ -9,8 +9,10 @@ as wrong tokens. Facts go in the path: "fake:plain?n_ctx_train=512&n_vocab=300".
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvasir.errors import Unsupported
 from kvasir.native.fake_context import KV_TYPES, Context, Row, Step
 from kvasir.native.fake_memory import Memory
 from kvasir.native.fake_model import Adapter, Model, logs, parse
@@ -20,7 +22,7 @@ from kvasir.native.fake_vocab import Vocab
 __all__ = [
     "KV_TYPES", "SAMPLER_NAMES", "Adapter", "Context", "Device", "GgufFacts", "Memory", "Model", "Row", "Sampler",
     "SamplerParams", "Step", "TokenLogprobs", "Vocab", "build_info", "check_gguf", "devices",
-    "json_schema_to_grammar", "llama_version", "supports", "take_logs",
+    "json_schema_to_grammar", "llama_version", "quantize", "supports", "take_logs",
 ]  # fmt: skip
 
 
@@ -75,6 +77,12 @@ def check_gguf(path: str) -> GgufFacts:
     """Return the facts of a fake model; `ModelLoadError` for any other path."""
     kind, facts = parse(path)
     return GgufFacts("fake", kind, 0, 0, "F32", facts["n_ctx_train"], 1, facts["n_embd"], facts["n_vocab"], 1)
+
+
+def quantize(src: str, dst: str, *, to: str, threads: int = 0, progress: Callable[[float], bool] | None = None) -> None:
+    """Refuse: a fake model has no weights to convert."""
+    check_gguf(src)
+    raise Unsupported(f"{src} has no weights that could be converted to {to}; load a real model.")
 
 
 def take_logs(timeout_s: float) -> list[tuple[int, str]]:
