@@ -22,6 +22,7 @@ from kvasir.engine.mailbox import Call, Cancel, Submit
 from kvasir.engine.request import Request, RequestId, Sink
 from kvasir.engine.sequence import Sequence
 from kvasir.engine.settings import EngineSettings, default_threads, is_unified, sequence_limit
+from kvasir.engine.warm import Binding, Warm
 from kvasir.errors import BadOption, EngineStopped, PromptTooLong, Unsupported
 
 T = TypeVar("T")
@@ -43,12 +44,15 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def open(cls, model: Any, settings: EngineSettings, *, core: Core | None = None) -> Engine:
+    def open(
+        cls, model: Any, settings: EngineSettings, *, core: Core | None = None, cache: Binding | None = None
+    ) -> Engine:
         """Make the context and the thread that owns it.
 
-        `core` is the module the model comes from: `kvasir.native` unless a test brings the fake.
+        `core` is the module the model comes from: `kvasir.native` unless a test brings the fake. `cache` is where
+        prefixes are kept beyond the slots; it outlives the engine.
         """
-        loop = open_loop(core or _native(), model, settings)
+        loop = open_loop(core or _native(), model, settings, cache=cache)
         return cls(loop, n_vocab=model.vocab.n_tokens)
 
     @property
@@ -124,7 +128,9 @@ class Engine:
             )
 
 
-def open_loop(core: Core, model: Any, settings: EngineSettings, **options: Any) -> Loop:
+def open_loop(
+    core: Core, model: Any, settings: EngineSettings, *, cache: Binding | None = None, **options: Any
+) -> Loop:
     """Make a context and a loop on it, without a thread: tests tick it by hand."""
     if not model.has_decoder or model.memory_kind == "none":
         why = "it is an encoder, for embeddings"
@@ -142,7 +148,8 @@ def open_loop(core: Core, model: Any, settings: EngineSettings, **options: Any) 
         **{"threads": threads, "threads_batch": threads, **settings.context},
     )
     limit = sequence_limit(settings, n_ctx_seq=context.n_ctx_seq, n_ctx_train=model.n_ctx_train)
-    return Loop(core, context, settings, n_seq_tokens=limit, **options)
+    warm = Warm(cache, context) if cache is not None else None
+    return Loop(core, context, settings, n_seq_tokens=limit, warm=warm, **options)
 
 
 def _native() -> Core:

@@ -45,7 +45,7 @@ class Admitted(NamedTuple):
     id: RequestId
     slot: int
     n_reused: int  # prompt tokens that need no decode
-    source: str  # where they came from: "cold" (nowhere), "live" (another sequence), "parked" (one that ended)
+    source: str  # where they came from: "cold" (nowhere), "live" (a running sequence), "parked", "stored" (the cache)
     queue_s: float
 
 
@@ -137,6 +137,7 @@ class Counters:
     retries: int = 0  # batches run again in halves
     shared_live: int = 0  # prompts that took KV from a running sequence
     shared_parked: int = 0  # prompts that took KV from one that had ended
+    restored: int = 0  # prompts that took KV from the cache
     coalesced: int = 0  # prompts that waited for another's prefill and shared it
     shares_refused: int = 0  # reuse this kind of memory could not do exactly; the prompt ran cold
     parked: int = 0

@@ -12,22 +12,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from kvasir.cache import Reason
 from kvasir.engine.core import Context, Core
 from kvasir.engine.events import EngineStats, Meter, Pressure, Ticked
 from kvasir.engine.gate import Gate
 from kvasir.engine.mailbox import Call, Cancel, Letter, Mailbox, Outbox, Submit
 from kvasir.engine.queue import WaitingQueue
-from kvasir.engine.residents import Resident, Residents
+from kvasir.engine.residents import Resident, Residents, Reuse
 from kvasir.engine.runner import Runner
 from kvasir.engine.scheduler import Admission, Batch, Limits, Outcome, Scheduler
-from kvasir.engine.sequence import Sequence, State
+from kvasir.engine.sequence import RUNNABLE, Sequence, State
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.strategies import strategy_of
+from kvasir.engine.warm import EXPORT_BLOCKS, IMPORT_TOKENS, Warm
 from kvasir.errors import Closed, EngineStopped
 
 log = logging.getLogger(__name__)
 
 CLOSED = "the engine was closed."
+# How often to look whether a file was read while nothing else is to do; shorter than any first token.
+IDLE_S = 0.001
 
 
 class Loop:
@@ -40,6 +44,7 @@ class Loop:
         settings: EngineSettings,
         *,
         n_seq_tokens: int,
+        warm: Warm | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.mailbox = Mailbox()
@@ -51,6 +56,7 @@ class Loop:
         self.context = context
         self._n_cells = context.n_ctx
         self._layout = "unified" if context.kv_unified else "split"
+        self.warm = warm
         self.runner = Runner(core, context, clock=clock)
         self.residents = Residents(settings.slots, whole_only=context.memory.kind in ("recurrent", "hybrid"))
         self._shares_cells = context.kv_unified
@@ -69,6 +75,7 @@ class Loop:
             outbox=self.outbox,
             meter=self.meter,
             gate=self.gate,
+            **({"key_of": warm.key_of} if warm is not None else {}),
         )
 
     def tick(self) -> bool:
@@ -84,10 +91,12 @@ class Loop:
         ran = self.clock()
         self.scheduler.apply(outcome, now=ran)
         self._send(ran)
-        self._offer()
+        self._offer(batch)
         if batch:
             native_s = self.runner.native_s - native_s
             self._observe(batch, n_decodes, ran - started - native_s, native_s, self.clock() - ran)
+        elif self.scheduler.active:
+            self.mailbox.wait(IDLE_S)  # only restores are under way: files are being read
         if self.settings.debug:
             self.check()
         return self.scheduler.has_work
@@ -110,9 +119,10 @@ class Loop:
             self._admit(admission, now)
 
     def _retire(self, resident: Resident, now: float) -> None:
-        """Keep the KV of an ended sequence live for whoever begins the same, if there is any and it may be kept."""
+        """Keep the KV of an ended sequence: in the cache, and live for whoever begins the same."""
         seq = resident.sequence
         assert seq is not None
+        self._keep(seq, Reason.FINISH)
         if seq.keeps_kv and seq.request.cache and seq.n_decoded:
             self.residents.park(resident, now=now)
             self.meter.counters.parked += 1
@@ -120,22 +130,34 @@ class Loop:
             self._empty(resident)
 
     def _admit(self, admission: Admission, now: float) -> None:
-        """Carry out an admission: make its slot free, then let it continue a parked resident, follow, or run."""
+        """Carry out an admission: free its slot, then let it restore, continue a parked resident, follow, or run."""
         seq, placement, reuse, evicts = admission
         for resident in evicts:
             self._evict(resident)
         seq.admit(placement.slot, now=now)
         resident = Resident(placement.slot, seq, now=now)
+        is_stored = self._find_stored(seq, reuse)
+        n_live = self.warm.begins_at(seq, reuse.n_tokens) if is_stored and self.warm else reuse.n_tokens
         if placement.takes is not None:
-            n_tokens = self._continue(placement.takes, resident, reuse.n_tokens)
-            self._occupy(resident)
-            self._start(seq, n_tokens, "parked")
+            n_live = self._continue(placement.takes, resident, n_live)
+        self._occupy(resident)
+        if reuse.leader is not None and not is_stored:
+            seq.move(State.FOLLOW)
+            return
+        source = "parked"
+        if placement.takes is None:
+            n_live, source = self._share(resident, reuse.source, n_live)
+        if is_stored:
+            seq.n_decoded = n_live
+            seq.move(State.LOADING)
         else:
-            self._occupy(resident)
-            if reuse.leader is not None:
-                seq.move(State.FOLLOW)
-            else:
-                self._share(seq)
+            self._start(seq, n_live, source)
+
+    def _find_stored(self, seq: Sequence, reuse: Reuse) -> bool:
+        """Look in the cache for more than what is live, or soon will be; begin to read it."""
+        if self.warm is None or not seq.request.cache or reuse.n_expected >= seq.n_tokens - 1:
+            return False
+        return self.warm.find(seq, n_live=reuse.n_expected) > 0
 
     def _continue(self, parked: Resident, resident: Resident, n_tokens: int) -> int:
         """Take over a parked resident's slot with its first tokens; return how many were kept."""
@@ -146,34 +168,42 @@ class Loop:
         self.residents.leave(parked)
         return n_tokens
 
-    def _resolve(self) -> None:
-        """Let those who waited for another's prefill have it as soon as it is there, or run without."""
-        for seq in self.scheduler.followers():
-            reuse = self.residents.reuse(seq)
-            if reuse.leader is None:
-                self.meter.counters.coalesced += reuse.n_tokens > 0
-                self._share(seq)
-
-    def _share(self, seq: Sequence) -> None:
-        """Give a sequence the longest live prefix of its prompt, and let it run."""
-        reuse, resident = self.residents.reuse(seq), self.residents.of(seq)
-        source, n_tokens = reuse.source, reuse.n_tokens
-        if source is not None and not self.runner.share(source.slot, resident.slot, n_tokens):
+    def _share(self, resident: Resident, source: Resident | None, n_tokens: int) -> tuple[int, str]:
+        """Give a slot the first tokens of a live one; return how many it got, and where from."""
+        if source is None or n_tokens == 0:
+            return 0, "cold"
+        if not self.runner.share(source.slot, resident.slot, n_tokens):
             self.meter.counters.shares_refused += 1
-            source, n_tokens = None, 0
-        if source is None:
-            self._start(seq, 0, "cold")
-            return
+            return 0, "cold"
         if self._shares_cells:
             resident.give(source.cells(), n_tokens)
         source.used_at = resident.used_at
-        self._start(seq, n_tokens, "parked" if source.is_parked else "live")
+        return n_tokens, "parked" if source.is_parked else "live"
+
+    def _resolve(self) -> None:
+        """Let those run whose prefix is there: who waited for another's prefill, and whose rows have been read."""
+        for seq in self.scheduler.those(State.FOLLOW):
+            reuse = self.residents.reuse(seq)
+            if reuse.leader is None:
+                n_tokens, source = self._share(self.residents.of(seq), reuse.source, reuse.n_tokens)
+                self.meter.counters.coalesced += n_tokens > 0
+                self._start(seq, n_tokens, source)
+        for seq in self.scheduler.those(State.LOADING):
+            assert self.warm is not None
+            restored = self.warm.advance(seq, most_tokens=IMPORT_TOKENS if self._streams else None)
+            if restored is not None:
+                self._start(seq, restored, "stored")
+
+    @property
+    def _streams(self) -> bool:
+        return any(seq.state is State.DECODE for seq in self.scheduler.active.values())
 
     def _start(self, seq: Sequence, n_tokens: int, source: str) -> None:
         seq.start(n_tokens)
         counters = self.meter.counters
         counters.shared_live += source == "live"
         counters.shared_parked += source == "parked" and n_tokens > 0
+        counters.restored += source == "stored" and n_tokens > 0
         self.scheduler.announce(seq, source=source if n_tokens else "cold")
 
     def _occupy(self, resident: Resident) -> None:
@@ -208,6 +238,7 @@ class Loop:
 
     def _preempt(self, seq: Sequence) -> None:
         """Take slot and cells from a running sequence; it waits again, and goes on where it was."""
+        self._keep(seq, Reason.EVICT)
         self._empty(self.residents.of(seq))
         self.scheduler.requeue(seq)
         self.meter.pressed(Pressure(self.scheduler.cells_used, self._n_cells, None, seq.id))
@@ -235,13 +266,28 @@ class Loop:
             self.meter.counters.sinks_broken += 1
             self.scheduler.cancel(seq.id, now=now)
 
-    def _offer(self) -> None:
-        """Offer full blocks to the cache: nothing decodes now, so memory may be copied. There is no cache yet."""
+    def _offer(self, batch: Batch) -> None:
+        """Offer full blocks to the cache: nothing decodes now, so memory may be copied."""
+        if self.warm is None:
+            return
+        most_blocks = EXPORT_BLOCKS if self._streams else None
+        for seq, _ in batch:
+            if seq.slot is not None and seq.state in RUNNABLE:
+                self.warm.offer(seq, most_blocks=most_blocks)
+
+    def _keep(self, seq: Sequence, reason: Reason) -> None:
+        """Offer the cache all that is in memory of a sequence that leaves its slot."""
+        if self.warm is not None:
+            if seq.state is not State.LOADING:
+                self.warm.keep(seq, reason)
+            self.warm.forget(seq)
 
     def _observe(self, batch: Batch, n_decodes: int, plan_s: float, native_s: float, apply_s: float) -> None:
         scheduler, counters = self.scheduler, self.meter.counters
         counters.retries = self.runner.n_retries
         n_prefills = sum(n_tokens for _, n_tokens in batch) - n_decodes
+        if self.warm is not None and n_prefills > n_decodes:
+            self.warm.computed(n_prefills, native_s)
         self.meter.ticked(
             Ticked(
                 n=counters.ticks,
@@ -295,7 +341,11 @@ class Loop:
             elif isinstance(letter, Call):
                 letter.future.set_exception(EngineStopped(why))
         now = self.clock()
+        for seq in self.scheduler.ended:
+            self._keep(seq, Reason.FINISH)
         for seq in self.scheduler.open_sequences():
+            if seq.slot is not None:
+                self._keep(seq, Reason.SHUTDOWN)
             self.scheduler.fail(seq, EngineStopped(why), now=now)
         self.outbox.flush()
         self.context.close()

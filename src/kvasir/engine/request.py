@@ -23,7 +23,7 @@ class Request:
     `sampler` is built by the caller, off the engine thread, with the prompt already accepted; from `submit` on it
     belongs to the engine. A sampled token of `stop_tokens` ends the request and is not sent. `priority`: higher goes
     first. `deadline_s` counts from `submit`. `cache=False` neither reuses KV nor leaves any behind. KV is shared only
-    within one `scope`.
+    within one `scope`. `parent_key` is the `Done.key` of the request this one continues.
     """
 
     tokens: tuple[int, ...]
@@ -35,6 +35,7 @@ class Request:
     deadline_s: float | None = None
     cache: bool = True
     scope: str | None = None
+    parent_key: bytes | None = None
 
 
 class Tokens(NamedTuple):
@@ -46,12 +47,16 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request ended as it should, or was cancelled. `stop_token` is the one that ended it, if one did."""
+    """The request ended as it should, or was cancelled. `stop_token` is the one that ended it, if one did.
+
+    `key` names what it left in the cache: the `parent_key` of a request that continues it.
+    """
 
     reason: FinishReason
     stop_token: int | None
     usage: Usage
     timings: Timings
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Resident:
     @property
     def is_coming(self) -> bool:
         """Whether more of its known tokens will be in memory soon."""
-        return self.sequence is not None and self.sequence.state in (State.PREFILL, State.FOLLOW)
+        return self.sequence is not None and self.sequence.state in (State.PREFILL, State.FOLLOW, State.LOADING)
 
     def park(self, *, now: float) -> None:
         """Outlive the sequence with what is in memory of it."""

@@ -8,6 +8,7 @@ through `_end`, exactly once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from kvasir.engine.plan import Budget, Plan, Strategy, View
 from kvasir.engine.queue import WaitingQueue
 from kvasir.engine.request import Done, Event, Failed, RequestId, Tokens
 from kvasir.engine.residents import Placement, Resident, Residents, Reuse, n_cells_of
-from kvasir.engine.sequence import Sequence, State
+from kvasir.engine.sequence import RUNNABLE, Sequence, State
 from kvasir.engine.strategies import DEFAULT, fault_of, feed_starved
 from kvasir.errors import BadGrammar, DeadlineExceeded, KvasirError
 from kvasir.types import FinishReason
@@ -73,6 +74,7 @@ class Scheduler:
         outbox: Outbox,
         meter: Meter,
         gate: Gate,
+        key_of: Callable[[Sequence], bytes | None] = lambda seq: None,
     ) -> None:
         self.limits = limits
         self.residents = residents
@@ -85,6 +87,7 @@ class Scheduler:
         self._outbox = outbox
         self._meter = meter
         self._gate = gate
+        self._key_of = key_of
         self._warned = False
 
     @property
@@ -204,9 +207,9 @@ class Scheduler:
         seq.preempt()
         self.waiting.add_back(seq)
 
-    def followers(self) -> list[Sequence]:
-        """Sequences that wait for another's prefill."""
-        return [seq for seq in self.active.values() if seq.state is State.FOLLOW]
+    def those(self, state: State) -> list[Sequence]:
+        """Sequences with a slot that stand in this state."""
+        return [seq for seq in self.active.values() if seq.state is state]
 
     # Planning
 
@@ -214,9 +217,7 @@ class Scheduler:
         """Ask the strategy what to run; rows come in slot order, which keeps them in one pass (see `slots`)."""
         if not self.active:
             return []
-        view = View(
-            tuple([seq.view() for seq in self.active.values() if seq.state is not State.FOLLOW]), len(self.waiting)
-        )
+        view = View(tuple([seq.view() for seq in self.active.values() if seq.state in RUNNABLE]), len(self.waiting))
         budget = self._budget()
         plan = feed_starved(asked := self._ask(view, budget), view, budget)
         self._meter.counters.rows_forced += plan is not asked and set(plan.rows) != set(asked.rows)
@@ -248,8 +249,8 @@ class Scheduler:
         active = self.active
         if len(plan.rows) < len(active):
             for seq in active.values():
-                seq.n_skipped += seq.state is not State.FOLLOW
-        batch = [(active[row.id], row.n_tokens) for row in plan.rows]
+                seq.n_skipped += seq.state in RUNNABLE
+        batch = [(seq := active[row.id], _up_to_stop(seq, row.n_tokens)) for row in plan.rows]
         for seq, _ in batch:
             seq.n_skipped = 0
         batch.sort(key=_slot_of)
@@ -281,7 +282,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason, *, stop_token: int | None = None, now: float) -> None:
         seq.ended_at = now
-        self._end(seq, Done(reason, stop_token, seq.usage(), seq.timings()), reason.value, now=now)
+        self._end(seq, Done(reason, stop_token, seq.usage(), seq.timings(), self._key_of(seq)), reason.value, now=now)
 
     def _end(self, seq: Sequence, event: Event, how: str, *, now: float) -> None:
         """End a sequence: the one place that does, and the one terminal event it gets."""
@@ -296,6 +297,12 @@ class Scheduler:
         self._gate.leave(now=now)
         self._outbox.put(seq, event)
         self._meter.ended(Ended(seq.id, how, seq.n_prompt, seq.n_cached, seq.n_generated, seq.n_again))
+
+
+def _up_to_stop(seq: Sequence, n_tokens: int) -> int:
+    return (
+        n_tokens if seq.stop_at is None or seq.stop_at <= seq.n_decoded else min(n_tokens, seq.stop_at - seq.n_decoded)
+    )
 
 
 def _slot_of(planned: tuple[Sequence, int]) -> int:

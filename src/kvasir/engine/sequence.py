@@ -19,14 +19,18 @@ class State(Enum):
 
     WAITING = auto()  # in the queue, no slot
     FOLLOW = auto()  # has a slot; waits for another sequence to compute the prefix they share
+    LOADING = auto()  # has a slot; a stored prefix is being read and imported
     PREFILL = auto()  # has a slot; more than the last token is still to run
     DECODE = auto()  # has a slot; exactly one token is still to run
     DONE = auto()  # ended; its slot, if any, is released by the next `finish`
 
 
+RUNNABLE = frozenset({State.PREFILL, State.DECODE})
+
 MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILL, State.FOLLOW, State.DONE}),
+    State.WAITING: frozenset({State.PREFILL, State.FOLLOW, State.LOADING, State.DONE}),
     State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.LOADING: frozenset({State.PREFILL, State.WAITING, State.DONE}),
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),  # back to WAITING: preempted
     State.DECODE: frozenset({State.PREFILL, State.WAITING, State.DONE}),  # back to PREFILL: its KV was lost
     State.DONE: frozenset(),
@@ -45,7 +49,7 @@ class Sequence:
     __slots__ = (
         "admitted_at", "deadline", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs", "n_cached", "n_decoded",
         "n_faults", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler", "sink", "slot",
-        "state", "tokens",
+        "state", "stop_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: RequestId, request: Request, sink: Sink, *, now: float) -> None:
@@ -61,6 +65,7 @@ class Sequence:
         self.n_cached = 0
         self.n_decoded = 0
         self.n_rows = 0  # rows the core decoded for it, reruns included: its part of Context.n_rows_decoded
+        self.stop_at: int | None = None  # position a prefill must not run over: a snapshot is due exactly there
         self.n_skipped = 0  # ticks in a row in which it could run and was not planned
         self.n_preempted = 0  # times it lost its slot to another
         self.keeps_kv = True  # whether what it leaves in memory may be parked

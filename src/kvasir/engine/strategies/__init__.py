@@ -65,7 +65,8 @@ def feed_starved(plan: Plan, view: View, budget: Budget) -> Plan:
         return plan
     planned = dict(plan.rows)
     starved.sort(key=lambda seq: -seq.n_skipped)
-    first = [PlannedRow(seq.id, planned.pop(seq.id, min(seq.n_left, STARVED_CHUNK))) for seq in starved]
+    chunk = min(STARVED_CHUNK, budget.n_prefill)  # who wants smaller chunks than that has asked for short gaps
+    first = [PlannedRow(seq.id, planned.pop(seq.id, min(seq.n_left, chunk))) for seq in starved]
     others = [PlannedRow(*row) for row in planned.items()]
     return Plan(tuple(_fitted([*first, *others], budget.n_rows, n_kept=len(first))))
 

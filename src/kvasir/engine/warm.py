@@ -1,0 +1,280 @@
+"""Warm: the bridge between slots and blocks. Restores stored prefixes into slots, offers computed ones to the cache.
+
+The one file that knows both. Everything here runs on the engine thread between two decodes, so that memory may be
+copied; reading and writing of files happens in the cache's own threads, on bytes that are owned. A restore is exact or
+is given up: what cannot be brought back whole is computed.
+
+    plain      a row is the KV of its tokens; any number of them can be appended
+    window     the same, and besides the window part of the last rows
+    recurrent  a row is a snapshot of the whole state after its last token
+    hybrid     the KV of its tokens, and a snapshot where the sequence stood at the row's end
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from kvasir.cache import Cache, Key, Loading, Match, Needs, Reason, SaveRules, Space, cold_end, continued_end, last_end
+from kvasir.engine.core import Context
+from kvasir.engine.sequence import Sequence
+from kvasir.errors import KvasirError
+
+log = logging.getLogger(__name__)
+
+# Tokens imported in one tick beside running streams. Copying them takes a few milliseconds, less than a decode.
+IMPORT_TOKENS = 2048
+# Blocks exported in one tick beside running streams; the rest follow in the next ticks.
+EXPORT_BLOCKS = 4
+# A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick.
+MIN_GAIN = 32
+
+
+class Binding(NamedTuple):
+    """A cache and how one model uses it: when to save, and the space of a scope, given the cells of one sequence."""
+
+    cache: Cache
+    rules: SaveRules
+    space: Callable[[str | None, int], Space]
+
+
+@dataclass(slots=True)
+class Saved:
+    """What of one sequence the cache has been offered."""
+
+    space: Space
+    n_offered: int = 0  # tokens, a whole number of blocks, that are offered or were restored
+    checkpoints: list[int] = field(default_factory=list)  # positions where a snapshot is to be taken
+
+
+@dataclass(slots=True)
+class Restore:
+    """A stored prefix on its way into a slot."""
+
+    match: Match
+    loading: Loading
+    n_done: int  # tokens in the slot already: shared live, or imported
+    next_row: int = 0
+
+
+class Warm:
+    """Restores and offers for one context."""
+
+    def __init__(self, binding: Binding, context: Context) -> None:
+        memory = context.memory
+        self.cache = binding.cache
+        self.rules = binding.rules
+        self.block_tokens = binding.cache.block_tokens
+        self._memory = memory
+        self._space_of = binding.space
+        self._n_ctx_seq = context.n_ctx_seq
+        self._spaces: dict[str | None, Space] = {}
+        self._kind = str(memory.kind)
+        self._saved: dict[int, Saved] = {}
+        self._restores: dict[int, Restore] = {}
+        self.needs = Needs(
+            chain=self._kind != "recurrent",
+            window_tokens=int(memory.window) if self._kind == "window" else 0,
+            state=self._kind in ("recurrent", "hybrid"),
+        )
+
+    # Finding and restoring
+
+    def find(self, seq: Sequence, *, n_live: int) -> int:
+        """Look for a stored prefix longer than what is live, and begin to read it. Returns its tokens, 0 for none."""
+        saved = self._saved_of(seq)
+        match = self.cache.longest(
+            saved.space,
+            seq.tokens,
+            needs=self.needs,
+            most=seq.n_tokens - 1,
+            parent_key=seq.request.parent_key,
+        )
+        if match.n_tokens < n_live + MIN_GAIN:
+            match.release()
+            return 0
+        self._restores[seq.id] = Restore(match, self.cache.read(match), 0)
+        return match.n_tokens
+
+    def begins_at(self, seq: Sequence, n_live: int) -> int:
+        """Say how much of a live prefix can stand under the rows that follow: whole rows only, and plain KV only."""
+        restore = self._restores[seq.id]
+        if self._kind != "plain":
+            return 0
+        n_done = 0
+        for row in restore.match.rows:
+            if row.end > n_live:
+                break
+            n_done, restore.next_row = row.end, restore.next_row + 1
+        restore.n_done = n_done
+        return n_done
+
+    def advance(self, seq: Sequence, *, most_tokens: int | None) -> int | None:
+        """Import what has been read, at most so many tokens in this tick.
+
+        Returns the tokens that are in the slot once nothing more will come, None while the restore goes on.
+        """
+        restore = self._restores[seq.id]
+        if not restore.loading.ready():
+            return None
+        started = perf_counter_ns()
+        try:
+            done = self._import(seq, restore, restore.loading.result(), most_tokens)
+        except KvasirError as error:  # bytes that do not fit this context: computed instead
+            log.warning("a stored prefix of %d tokens could not be restored: %s", restore.match.n_tokens, error)
+            self._give_up(seq, restore)
+            done = True
+        self.cache.timed("import", perf_counter_ns() - started)
+        seq.n_decoded = restore.n_done
+        if not done:
+            return None
+        self._saved_of(seq).n_offered = restore.n_done - restore.n_done % self.block_tokens
+        self.drop(seq)
+        return restore.n_done
+
+    def drop(self, seq: Sequence) -> None:
+        """Let go of a restore that is complete or no longer wanted."""
+        restore = self._restores.pop(seq.id, None)
+        if restore is not None:
+            restore.match.release()
+
+    def _import(self, seq: Sequence, restore: Restore, parts: list[dict[str, bytes]], most: int | None) -> bool:
+        assert seq.slot is not None
+        rows = restore.match.rows[: len(parts)]
+        if self._kind == "plain":
+            return self._append(seq, restore, parts, most)
+        # The others are whole or nothing: their memory says where it ends only once every part is there.
+        end = rows[-1].end if rows else 0
+        complete = len(rows) == len(restore.match.rows) and end > 0
+        if complete and self._import_whole(seq.slot, restore, parts):
+            restore.n_done = end
+        else:
+            self._give_up(seq, restore)
+        return True
+
+    def _append(self, seq: Sequence, restore: Restore, parts: list[dict[str, bytes]], most: int | None) -> bool:
+        """Append rows of plain KV, as many as this tick may; what does not fit any more is computed."""
+        batch: list[bytes] = []
+        start = end = restore.n_done
+        rows = restore.match.rows
+        while restore.next_row < len(parts) and (most is None or not batch or end - start < most):
+            batch.append(parts[restore.next_row]["base"])
+            end = rows[restore.next_row].end
+            restore.next_row += 1
+        if batch and not self._memory.import_span(seq.slot, start, batch):
+            return True
+        restore.n_done = end
+        return restore.next_row >= len(parts)
+
+    def _import_whole(self, slot: int, restore: Restore, parts: list[dict[str, bytes]]) -> bool:
+        memory, rows = self._memory, restore.match.rows
+        if self._kind == "recurrent":
+            return bool(memory.set_state(slot, parts[-1]["state"]))
+        if not memory.import_span(slot, 0, [part["base"] for part in parts]):
+            return False
+        if self._kind == "hybrid":
+            return bool(memory.set_state(slot, parts[-1]["state"], partial=True))
+        windows = [(row.start, part["window"]) for row, part in zip(rows, parts, strict=True) if "window" in part]
+        return bool(memory.import_span(slot, windows[0][0], [window for _, window in windows], "window"))
+
+    def _give_up(self, seq: Sequence, restore: Restore) -> None:
+        """Empty the slot; the prompt runs from its first token."""
+        self._memory.remove(seq.slot, 0, None)
+        restore.n_done = 0
+
+    # Offering
+
+    def offer(self, seq: Sequence, *, most_blocks: int | None) -> None:
+        """Offer the full blocks that a sequence has computed since it was last asked, as far as the rules want them."""
+        if not seq.request.cache:
+            return
+        saved = self._saved_of(seq)
+        if seq.n_decoded <= seq.n_prompt:
+            end, reason = min(cold_end(seq.n_prompt, self.rules), seq.n_decoded), Reason.COLD
+        else:
+            end = continued_end(seq.n_decoded, saved.n_offered, self.rules, block_tokens=self.block_tokens)
+            reason = Reason.CONTINUED
+        n_blocks = 0
+        while saved.n_offered + self.block_tokens <= end and (most_blocks is None or n_blocks < most_blocks):
+            self._offer_span(seq, saved, saved.n_offered, saved.n_offered + self.block_tokens, reason)
+            saved.n_offered += self.block_tokens
+            n_blocks += 1
+        self._snapshot(seq, saved)
+
+    def keep(self, seq: Sequence, reason: Reason) -> Key | None:
+        """Offer all that is in memory of a sequence, to its last token; returns the key of it."""
+        saved = self._saved_of(seq)
+        end = last_end(seq.n_decoded, 0, self.rules)
+        if not (seq.request.cache and seq.keeps_kv and end):
+            return None
+        key: Key | None = None
+        for start in range(saved.n_offered, end, self.block_tokens):
+            key = self._offer_span(seq, saved, start, min(start + self.block_tokens, end), reason)
+        saved.n_offered = end - end % self.block_tokens
+        return key if key is not None else saved.space.key(seq.tokens[:end])
+
+    def _snapshot(self, seq: Sequence, saved: Saved) -> None:
+        """Keep the state of a sequence that stands exactly where the rules want one."""
+        while saved.checkpoints and seq.n_decoded >= saved.checkpoints[0]:
+            at = saved.checkpoints.pop(0)
+            if at == seq.n_decoded:
+                self._offer_span(seq, saved, (at - 1) // self.block_tokens * self.block_tokens, at, Reason.COLD)
+        seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
+
+    def forget(self, seq: Sequence) -> None:
+        """Forget what was noted of a sequence that has ended or was preempted."""
+        self.drop(seq)
+        self._saved.pop(seq.id, None)
+
+    def key_of(self, seq: Sequence) -> Key | None:
+        """Name what a sequence that ends now leaves behind; None where it leaves nothing."""
+        end = last_end(seq.n_decoded, 0, self.rules)
+        return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.request.cache and seq.keeps_kv and end else None
+
+    def computed(self, n_tokens: int, seconds: float) -> None:
+        """Report what computing costs: one side of the question whether a restore is worth it."""
+        for space in self._spaces.values():
+            self.cache.computed(space, n_tokens, seconds)
+
+    def _offer_span(self, seq: Sequence, saved: Saved, start: int, end: int, reason: Reason) -> Key | None:
+        key = saved.space.key(seq.tokens[:end])
+        if self.cache.has(key):
+            return key
+        started = perf_counter_ns()
+        parts = self._export(seq, start, end)
+        self.cache.timed("export", perf_counter_ns() - started)
+        if parts is None:
+            return None
+        return self.cache.offer(saved.space, seq.tokens, start=start, end=end, parts=parts, reason=reason)
+
+    def _export(self, seq: Sequence, start: int, end: int) -> dict[str, bytes] | None:
+        """Copy a span out of memory; None where this memory has nothing there that could be restored."""
+        memory, slot, parts = self._memory, seq.slot, {}
+        try:
+            if self.needs.chain:
+                parts["base"] = memory.export_span(slot, start, end)
+            if self._kind == "window":
+                parts["window"] = memory.export_span(slot, start, end, "window")
+            if self.needs.state and end == seq.n_decoded:
+                parts["state"] = memory.state(slot, partial=self._kind == "hybrid")
+        except KvasirError as error:
+            log.debug("a span of %d tokens is not kept: %s", end - start, error)
+            return None
+        return parts or None
+
+    def _saved_of(self, seq: Sequence) -> Saved:
+        saved = self._saved.get(seq.id)
+        if saved is None:
+            scope = seq.request.scope
+            if scope not in self._spaces:
+                self._spaces[scope] = self._space_of(scope, self._n_ctx_seq)
+            saved = self._saved[seq.id] = Saved(self._spaces[scope])
+            if self.needs.state and seq.request.cache:
+                # Where a next prompt may part from this one, and where this same prompt would go on.
+                stops = {cold_end(seq.n_prompt, self.rules), seq.n_prompt - 1}
+                saved.checkpoints = sorted(at for at in stops if at >= max(1, self.rules.min_tokens))
+                seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
+        return saved
