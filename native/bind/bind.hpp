@@ -20,7 +20,7 @@ using Unlocked = nb::call_guard<nb::gil_scoped_release>;  // for calls that may 
 
 nb::bytes to_bytes(const std::string &bytes);
 std::string from_bytes(const nb::bytes &bytes);
-nb::object to_matrix(std::vector<float> values, size_t n_rows);
+nb::object to_matrix(std::vector<float> values, size_t n_rows, size_t width);
 nb::object to_vector(std::vector<float> values);
 
 void bind_errors(nb::module_ &m);

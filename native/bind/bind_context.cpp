@@ -24,12 +24,15 @@ kvasir::Adapters handles(const AdapterScales &adapters) {
     return out;
 }
 
-std::shared_ptr<Context> make_context(const Model &model, int64_t n_ctx, int64_t n_batch, int64_t n_ubatch, int64_t n_seq_max, int32_t threads,
-                                      int32_t threads_batch, int32_t sample_threads, int32_t poll, bool kv_unified, const std::string &flash_attn,
-                                      const std::string &type_k, const std::string &type_v, bool swa_full, bool offload_kqv, bool op_offload,
-                                      bool embeddings, const std::string &pooling, const std::string &attention, const std::string &rope_scaling,
-                                      float rope_freq_base, float rope_freq_scale, float yarn_ext_factor, float yarn_attn_factor, float yarn_beta_fast,
-                                      float yarn_beta_slow, int64_t yarn_orig_ctx, const AdapterScales &adapters) {
+std::shared_ptr<Context> make_context(const Model &model, int64_t n_ctx, int64_t n_batch, int64_t n_ubatch,
+                                      int64_t n_seq_max, int32_t threads, int32_t threads_batch, int32_t sample_threads,
+                                      int32_t poll, bool kv_unified, const std::string &flash_attn,
+                                      const std::string &type_k, const std::string &type_v, bool swa_full,
+                                      bool offload_kqv, bool op_offload, bool embeddings, const std::string &pooling,
+                                      const std::string &attention, const std::string &rope_scaling,
+                                      float rope_freq_base, float rope_freq_scale, float yarn_ext_factor,
+                                      float yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow,
+                                      int64_t yarn_orig_ctx, const AdapterScales &adapters) {
     ContextParams p;
     p.n_ctx = n_ctx;
     p.n_batch = n_batch;
@@ -66,14 +69,17 @@ std::shared_ptr<Context> make_context(const Model &model, int64_t n_ctx, int64_t
 
 void bind_context(nb::module_ &m) {
     nb::class_<Row>(m, "Row", "One sequence's part of a step: tokens at consecutive positions.")
-        .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::shared_ptr<Sampler>, std::optional<int32_t>, bool>(), "seq"_a, "pos"_a, "tokens"_a,
-             "sampler"_a = nb::none(), "logprobs"_a = nb::none(), "output"_a = false,
-             "sampler: sample after the last token. logprobs: how many alternatives to report. output: keep the logits without a sampler.")
+        .def(nb::init<int32_t, int32_t, std::vector<int32_t>, std::shared_ptr<Sampler>, std::optional<int32_t>, bool>(),
+             "seq"_a, "pos"_a, "tokens"_a, "sampler"_a = nb::none(), "logprobs"_a = nb::none(), "output"_a = false,
+             "sampler: sample after the last token. logprobs: how many alternatives to report. output: keep the logits "
+             "without a sampler.")
         .def_ro("seq", &Row::seq)
         .def_ro("pos", &Row::pos)
         .def_ro("tokens", &Row::tokens);
 
-    nb::class_<TokenLogprobs>(m, "TokenLogprobs", "Log probabilities of a sampled token and of the likeliest alternatives, before any sampler.")
+    nb::class_<TokenLogprobs>(
+        m, "TokenLogprobs",
+        "Log probabilities of a sampled token and of the likeliest alternatives, before any sampler.")
         .def_ro("logprob", &TokenLogprobs::logprob)
         .def_ro("top", &TokenLogprobs::top);
 
@@ -85,12 +91,15 @@ void bind_context(nb::module_ &m) {
         .def_ro("decode_s", &Step::decode_s)
         .def_ro("sample_s", &Step::sample_s);
 
-    nb::class_<Context>(m, "Context", "A model at work: KV memory for some sequences, and one decode a step. Keeps its model alive.")
-        .def(nb::new_(&make_context), "model"_a, nb::kw_only(), "n_ctx"_a = 0, "n_batch"_a = 512, "n_ubatch"_a = 512, "n_seq_max"_a = 1, "threads"_a = 0,
-             "threads_batch"_a = 0, "sample_threads"_a = 0, "poll"_a = 50, "kv_unified"_a = true, "flash_attn"_a = "auto", "type_k"_a = "f16",
-             "type_v"_a = "f16", "swa_full"_a = true, "offload_kqv"_a = true, "op_offload"_a = true, "embeddings"_a = false, "pooling"_a = "model",
-             "attention"_a = "model", "rope_scaling"_a = "model", "rope_freq_base"_a = 0.0f, "rope_freq_scale"_a = 0.0f, "yarn_ext_factor"_a = -1.0f,
-             "yarn_attn_factor"_a = -1.0f, "yarn_beta_fast"_a = -1.0f, "yarn_beta_slow"_a = -1.0f, "yarn_orig_ctx"_a = 0,
+    nb::class_<Context>(m, "Context",
+                        "A model at work: KV memory for some sequences, and one decode a step. Keeps its model alive.")
+        .def(nb::new_(&make_context), "model"_a, nb::kw_only(), "n_ctx"_a = 0, "n_batch"_a = 512, "n_ubatch"_a = 512,
+             "n_seq_max"_a = 1, "threads"_a = 0, "threads_batch"_a = 0, "sample_threads"_a = 0, "poll"_a = 50,
+             "kv_unified"_a = true, "flash_attn"_a = "auto", "type_k"_a = "f16", "type_v"_a = "f16",
+             "swa_full"_a = true, "offload_kqv"_a = true, "op_offload"_a = true, "embeddings"_a = false,
+             "pooling"_a = "model", "attention"_a = "model", "rope_scaling"_a = "model", "rope_freq_base"_a = 0.0f,
+             "rope_freq_scale"_a = 0.0f, "yarn_ext_factor"_a = -1.0f, "yarn_attn_factor"_a = -1.0f,
+             "yarn_beta_fast"_a = -1.0f, "yarn_beta_slow"_a = -1.0f, "yarn_orig_ctx"_a = 0,
              "adapters"_a = AdapterScales())
         .def("close", &Context::close, Unlocked(), "Frees the context; harmless when closed already.")
         .def_prop_ro("closed", &Context::closed)
@@ -105,12 +114,31 @@ void bind_context(nb::module_ &m) {
         .def_prop_ro("threads", &Context::threads)
         .def_prop_ro("threads_batch", &Context::threads_batch)
         .def_prop_ro("n_rows_decoded", &Context::n_rows_decoded, "Every token row this context ever decoded.")
-        .def("step", &Context::step, "rows"_a, Unlocked(),
-             "One decode, then every row with a sampler is sampled, in parallel. Raises BadOption for what llama.cpp would abort on.")
+        .def(
+            "step",
+            [](Context &c, const std::vector<Row> &rows) {  // copies: the list may change while the GIL is free
+                std::vector<const Row *> pointers;
+                for (const Row &row : rows) {
+                    pointers.push_back(&row);
+                }
+                const nb::gil_scoped_release unlocked;
+                return c.step(pointers);
+            },
+            "rows"_a,
+            "One decode, then every row with a sampler is sampled, in parallel. Raises BadOption for what llama.cpp "
+            "would abort on.")
         .def(
             "logits",
-            [](Context &c, int32_t row) { return to_vector(c.logits(row)); },
-            "row"_a, nb::sig("def logits(self, row: int) -> numpy.typing.NDArray[numpy.float32]"), "A copy of the logits of row `row` of the last step.")
+            [](Context &c, int32_t row) {
+                std::vector<float> values;
+                {
+                    const nb::gil_scoped_release unlocked;
+                    values = c.logits(row);
+                }
+                return to_vector(std::move(values));
+            },
+            "row"_a, nb::sig("def logits(self, row: int) -> numpy.typing.NDArray[numpy.float32]"),
+            "A copy of the logits of row `row` of the last step.")
         .def(
             "embed",
             [](Context &c, const std::vector<std::vector<int32_t>> &texts) {
@@ -119,9 +147,11 @@ void bind_context(nb::module_ &m) {
                     const nb::gil_scoped_release unlocked;
                     values = c.embed(texts);
                 }
-                return to_matrix(std::move(values), texts.size());
+                return to_matrix(std::move(values), texts.size(), static_cast<size_t>(c.embedding_width()));
             },
-            "texts"_a, nb::sig("def embed(self, texts: collections.abc.Sequence[collections.abc.Sequence[int]]) -> numpy.typing.NDArray[numpy.float32]"),
+            "texts"_a,
+            nb::sig("def embed(self, texts: collections.abc.Sequence[collections.abc.Sequence[int]]) -> "
+                    "numpy.typing.NDArray[numpy.float32]"),
             "One pooled vector a text (rank pooling: its scores), many texts a decode.")
         .def(
             "embed_tokens",
@@ -131,14 +161,24 @@ void bind_context(nb::module_ &m) {
                     const nb::gil_scoped_release unlocked;
                     values = c.embed_tokens(tokens);
                 }
-                return to_matrix(std::move(values), tokens.size());
+                return to_matrix(std::move(values), tokens.size(), static_cast<size_t>(c.embedding_width()));
             },
-            "tokens"_a, nb::sig("def embed_tokens(self, tokens: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.float32]"), "One vector a token, for contexts with pooling='none'.")
+            "tokens"_a,
+            nb::sig(
+                "def embed_tokens(self, tokens: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.float32]"),
+            "One vector a token, for contexts with pooling='none'.")
         .def("set_threads", &Context::set_threads, "threads"_a, "threads_batch"_a, Unlocked())
         .def(
-            "set_adapters", [](Context &c, const AdapterScales &adapters) { c.set_adapters(handles(adapters)); }, "adapters"_a,
-            "Uses these (adapter, scale) pairs from now on, in place of those before.")
-        .def("abort", &Context::abort, "From any thread: stops a running decode where that is safe (CPU; not recurrent or hybrid), otherwise the next.")
+            "set_adapters",
+            [](Context &c, const AdapterScales &adapters) {
+                const kvasir::Adapters loras = handles(adapters);
+                const nb::gil_scoped_release unlocked;
+                c.set_adapters(loras);
+            },
+            "adapters"_a, "Uses these (adapter, scale) pairs from now on, in place of those before.")
+        .def("abort", &Context::abort,
+             "From any thread: stops a running decode where that is safe (CPU; not recurrent or hybrid), otherwise the "
+             "next.")
         .def("clear_abort", &Context::clear_abort)
         .def("synchronize", &Context::synchronize, Unlocked());
 }

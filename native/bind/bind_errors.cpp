@@ -8,15 +8,24 @@ namespace {
 
 const char *class_name(kvasir::Kind kind) {
     switch (kind) {
-        case kvasir::Kind::BadOption: return "BadOption";
-        case kvasir::Kind::BadGrammar: return "BadGrammar";
-        case kvasir::Kind::BadSchema: return "BadSchema";
-        case kvasir::Kind::TokenizeFailed: return "TokenizeFailed";
-        case kvasir::Kind::ModelLoadError: return "ModelLoadError";
-        case kvasir::Kind::ModelNotFound: return "ModelNotFound";
-        case kvasir::Kind::Unsupported: return "Unsupported";
-        case kvasir::Kind::Closed: return "Closed";
-        case kvasir::Kind::EngineStopped: return "EngineStopped";
+        case kvasir::Kind::BadOption:
+            return "BadOption";
+        case kvasir::Kind::BadGrammar:
+            return "BadGrammar";
+        case kvasir::Kind::BadSchema:
+            return "BadSchema";
+        case kvasir::Kind::TokenizeFailed:
+            return "TokenizeFailed";
+        case kvasir::Kind::ModelLoadError:
+            return "ModelLoadError";
+        case kvasir::Kind::ModelNotFound:
+            return "ModelNotFound";
+        case kvasir::Kind::Unsupported:
+            return "Unsupported";
+        case kvasir::Kind::Closed:
+            return "Closed";
+        case kvasir::Kind::EngineStopped:
+            return "EngineStopped";
     }
     return "KvasirError";
 }
@@ -48,8 +57,7 @@ nb::object to_numpy(std::vector<float> values, Shape... shape) {
 
 }  // namespace
 
-nb::object to_matrix(std::vector<float> values, size_t n_rows) {
-    const size_t width = n_rows == 0 ? 0 : values.size() / n_rows;
+nb::object to_matrix(std::vector<float> values, size_t n_rows, size_t width) {
     return to_numpy(std::move(values), n_rows, width);
 }
 

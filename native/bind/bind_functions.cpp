@@ -48,8 +48,10 @@ void bind_functions(nb::module_ &m) {
                                                {"rpc", llama_supports_rpc()}};
         },
         "What this build can do.");
-    m.def("check_gguf", &kvasir::check_gguf, "path"_a, Unlocked(), "Reads and checks a GGUF file's keys. Raises ModelNotFound or ModelLoadError.");
-    m.def("json_schema_to_grammar", &kvasir::json_schema_to_gbnf, "schema_json"_a, Unlocked(), "A GBNF grammar for a JSON schema. Raises BadSchema.");
+    m.def("check_gguf", &kvasir::check_gguf, "path"_a, Unlocked(),
+          "Reads and checks a GGUF file's keys. Raises ModelNotFound or ModelLoadError.");
+    m.def("json_schema_to_grammar", &kvasir::json_schema_to_gbnf, "schema_json"_a, Unlocked(),
+          "A GBNF grammar for a JSON schema. Raises BadSchema.");
     m.def("take_logs", &kvasir::take_logs, "timeout_s"_a, Unlocked(),
           "llama.cpp's log lines since the last call, as (logging level, text). Waits up to timeout_s for the first.");
     m.attr("SAMPLER_NAMES") = nb::cast(kvasir::sampler_names());

@@ -46,17 +46,26 @@ void bind_sampler(nb::module_ &m) {
         .def_rw("grammar_trigger_tokens", &SamplerParams::grammar_trigger_tokens);
 
     nb::class_<Sampler>(m, "Sampler", "One sequence's sampler chain. Draw i depends on (seed, i) alone.")
-        .def(nb::init<const Vocab &, const SamplerParams &>(), "vocab"_a, "params"_a, Unlocked())
         .def(
-            "sample", [](Sampler &s, Context &context, int32_t row) { return context.sample(s, row); }, "context"_a, "row"_a, Unlocked(),
-            "Picks a token for row `row` of the context's last step, and accepts it.")
+            "__init__",
+            [](Sampler *self, const Vocab &vocab, const SamplerParams &params) {
+                const SamplerParams copy = params;  // it may be changed while the GIL is free
+                const nb::gil_scoped_release unlocked;
+                new (self) Sampler(vocab, copy);
+            },
+            "vocab"_a, "params"_a)
+        .def(
+            "sample", [](Sampler &s, Context &context, int32_t row) { return context.sample(s, row); }, "context"_a,
+            "row"_a, Unlocked(), "Picks a token for row `row` of the context's last step, and accepts it.")
         .def("accept", &Sampler::accept, "token"_a, "generated"_a = true, Unlocked(),
-             "Tells the chain of a token it did not sample; generated=False for prompt tokens, which move only the penalties.")
+             "Tells the chain of a token it did not sample; generated=False for prompt tokens, which move only the "
+             "penalties.")
         .def("accept_prompt", &Sampler::accept_prompt, "tokens"_a, Unlocked(), "Tells the chain of a whole prompt.")
         .def("reset", &Sampler::reset, Unlocked(), "Back to the state before the first token.")
         .def("clone", &Sampler::clone, Unlocked(), "An independent copy with the same state.")
-        .def("seek", &Sampler::seek, "index"_a, "Sets the index of the next draw, to resume an interrupted generation.")
+        .def("seek", &Sampler::seek, "index"_a, Unlocked(),
+             "Sets the index of the next draw, to resume an interrupted generation.")
         .def_prop_ro("names", &Sampler::names, "The chain as built, in order.")
         .def_prop_ro("seed", &Sampler::seed)
-        .def_prop_ro("n_draws", &Sampler::n_draws);
+        .def_prop_ro("n_draws", &Sampler::n_draws, Unlocked());
 }

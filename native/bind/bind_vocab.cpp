@@ -40,16 +40,20 @@ void bind_vocab(nb::module_ &m) {
                 return v.tokenize(bytes, add_special, parse_special);
             },
             "text"_a, nb::kw_only(), "add_special"_a = true, "parse_special"_a = false,
-            "Token ids of a text. add_special adds what the model wants at its ends; parse_special reads '<|im_start|>' and the like as one token.")
+            "Token ids of a text. add_special adds what the model wants at its ends; parse_special reads "
+            "'<|im_start|>' and the like as one token.")
         .def(
-            "token_to_bytes", [](const Vocab &v, int32_t token, bool special) { return to_bytes(v.token_to_bytes(token, special)); }, "token"_a,
-            nb::kw_only(), "special"_a = false, "The bytes of one token; control tokens are empty unless special=True.")
+            "token_to_bytes",
+            [](const Vocab &v, int32_t token, bool special) { return to_bytes(v.token_to_bytes(token, special)); },
+            "token"_a, nb::kw_only(), "special"_a = false,
+            "The bytes of one token; control tokens are empty unless special=True.")
         .def(
             "detokenize",
             [](const Vocab &v, const std::vector<int32_t> &tokens, bool remove_special, bool unparse_special) {
                 return to_bytes(v.detokenize(tokens, remove_special, unparse_special));
             },
-            "tokens"_a, nb::kw_only(), "remove_special"_a = false, "unparse_special"_a = false, "The bytes of a token list.")
+            "tokens"_a, nb::kw_only(), "remove_special"_a = false, "unparse_special"_a = false,
+            "The bytes of a token list.")
         .def("text", &Vocab::text, "token"_a, "The token as the vocabulary spells it.")
         .def("score", &Vocab::score, "token"_a)
         .def("is_eog", &Vocab::is_eog, "token"_a)

@@ -19,8 +19,9 @@ constexpr int64_t MAX_SEQUENCES = 256;  // LLAMA_MAX_SEQ
 
 const std::map<std::string, ggml_type> &kv_types() {
     static const std::map<std::string, ggml_type> types = {
-        {"f32", GGML_TYPE_F32},   {"f16", GGML_TYPE_F16},   {"bf16", GGML_TYPE_BF16},     {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0},
-        {"q4_1", GGML_TYPE_Q4_1}, {"q5_0", GGML_TYPE_Q5_0}, {"iq4_nl", GGML_TYPE_IQ4_NL}, {"q5_1", GGML_TYPE_Q5_1},
+        {"f32", GGML_TYPE_F32},   {"f16", GGML_TYPE_F16},       {"bf16", GGML_TYPE_BF16},
+        {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0},     {"q4_1", GGML_TYPE_Q4_1},
+        {"q5_0", GGML_TYPE_Q5_0}, {"iq4_nl", GGML_TYPE_IQ4_NL}, {"q5_1", GGML_TYPE_Q5_1},
     };
     return types;
 }
@@ -40,8 +41,8 @@ Value lookup(const char *option, const std::map<std::string, Value> &table, cons
 
 void check_range(const char *option, int64_t value, int64_t least, int64_t most) {
     if (value < least || value > most) {
-        throw Error(Kind::BadOption,
-                    std::string(option) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) + " to " + std::to_string(most) + ".");
+        throw Error(Kind::BadOption, std::string(option) + " is " + std::to_string(value) + "; it must be " +
+                                         std::to_string(least) + " to " + std::to_string(most) + ".");
     }
 }
 
@@ -56,11 +57,13 @@ llama_context_params raw_params(const ContextParams &p) {
     check_range("poll", p.poll, 0, 100);
     check_range("yarn_orig_ctx", p.yarn_orig_ctx, 0, MAX_CELLS - 1);
     if (p.n_batch < p.n_seq_max) {
-        throw Error(Kind::BadOption, "n_batch is " + std::to_string(p.n_batch) + " but there are " + std::to_string(p.n_seq_max) +
+        throw Error(Kind::BadOption, "n_batch is " + std::to_string(p.n_batch) + " but there are " +
+                                         std::to_string(p.n_seq_max) +
                                          " sequences; a batch must hold one token of each.");
     }
     if (p.n_ctx > 0 && p.n_ctx < p.n_seq_max) {
-        throw Error(Kind::BadOption, "n_ctx is " + std::to_string(p.n_ctx) + ", fewer cells than the " + std::to_string(p.n_seq_max) + " sequences.");
+        throw Error(Kind::BadOption, "n_ctx is " + std::to_string(p.n_ctx) + ", fewer cells than the " +
+                                         std::to_string(p.n_seq_max) + " sequences.");
     }
     llama_context_params raw = llama_context_default_params();
     raw.n_ctx = static_cast<uint32_t>(p.n_ctx);
@@ -75,24 +78,30 @@ llama_context_params raw_params(const ContextParams &p) {
     raw.op_offload = p.op_offload;
     raw.embeddings = p.embeddings;
     raw.no_perf = true;
-    raw.flash_attn_type = lookup<llama_flash_attn_type>(
-        "flash_attn", {{"auto", LLAMA_FLASH_ATTN_TYPE_AUTO}, {"on", LLAMA_FLASH_ATTN_TYPE_ENABLED}, {"off", LLAMA_FLASH_ATTN_TYPE_DISABLED}}, p.flash_attn);
+    raw.flash_attn_type = lookup<llama_flash_attn_type>("flash_attn",
+                                                        {{"auto", LLAMA_FLASH_ATTN_TYPE_AUTO},
+                                                         {"on", LLAMA_FLASH_ATTN_TYPE_ENABLED},
+                                                         {"off", LLAMA_FLASH_ATTN_TYPE_DISABLED}},
+                                                        p.flash_attn);
     raw.type_k = lookup("type_k", kv_types(), p.type_k);
     raw.type_v = lookup("type_v", kv_types(), p.type_v);
     if (p.flash_attn == "off" && ggml_is_quantized(raw.type_v)) {
-        throw Error(Kind::BadOption, "type_v='" + p.type_v + "' needs flash attention; leave flash_attn at 'auto' or use type_v='f16'.");
+        throw Error(Kind::BadOption,
+                    "type_v='" + p.type_v + "' needs flash attention; leave flash_attn at 'auto' or use type_v='f16'.");
     }
     raw.pooling_type = lookup<enum llama_pooling_type>("pooling",
-                                                  {{"model", LLAMA_POOLING_TYPE_UNSPECIFIED},
-                                                   {"none", LLAMA_POOLING_TYPE_NONE},
-                                                   {"mean", LLAMA_POOLING_TYPE_MEAN},
-                                                   {"cls", LLAMA_POOLING_TYPE_CLS},
-                                                   {"last", LLAMA_POOLING_TYPE_LAST},
-                                                   {"rank", LLAMA_POOLING_TYPE_RANK}},
-                                                  p.pooling);
-    raw.attention_type = lookup<llama_attention_type>(
-        "attention", {{"model", LLAMA_ATTENTION_TYPE_UNSPECIFIED}, {"causal", LLAMA_ATTENTION_TYPE_CAUSAL}, {"non_causal", LLAMA_ATTENTION_TYPE_NON_CAUSAL}},
-        p.attention);
+                                                       {{"model", LLAMA_POOLING_TYPE_UNSPECIFIED},
+                                                        {"none", LLAMA_POOLING_TYPE_NONE},
+                                                        {"mean", LLAMA_POOLING_TYPE_MEAN},
+                                                        {"cls", LLAMA_POOLING_TYPE_CLS},
+                                                        {"last", LLAMA_POOLING_TYPE_LAST},
+                                                        {"rank", LLAMA_POOLING_TYPE_RANK}},
+                                                       p.pooling);
+    raw.attention_type = lookup<llama_attention_type>("attention",
+                                                      {{"model", LLAMA_ATTENTION_TYPE_UNSPECIFIED},
+                                                       {"causal", LLAMA_ATTENTION_TYPE_CAUSAL},
+                                                       {"non_causal", LLAMA_ATTENTION_TYPE_NON_CAUSAL}},
+                                                      p.attention);
     raw.rope_scaling_type = lookup<llama_rope_scaling_type>("rope_scaling",
                                                             {{"model", LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED},
                                                              {"none", LLAMA_ROPE_SCALING_TYPE_NONE},
@@ -122,12 +131,16 @@ TokenLogprobs logprobs_of(const float *logits, int32_t n_vocab, llama_token toke
     }
     const float norm = largest + static_cast<float>(std::log(sum));
     TokenLogprobs out{logits[token] - norm, {}};
+    if (n_top == 0) {
+        return out;
+    }
     std::vector<llama_token> ids(static_cast<size_t>(n_vocab));
     for (int32_t i = 0; i < n_vocab; ++i) {
         ids[static_cast<size_t>(i)] = i;
     }
     const auto n = std::min(n_top, n_vocab);
-    std::partial_sort(ids.begin(), ids.begin() + n, ids.end(), [&](llama_token a, llama_token b) { return logits[a] > logits[b]; });
+    std::partial_sort(ids.begin(), ids.begin() + n, ids.end(),
+                      [&](llama_token a, llama_token b) { return logits[a] > logits[b]; });
     for (int32_t i = 0; i < n; ++i) {
         const llama_token id = ids[static_cast<size_t>(i)];
         out.top.emplace_back(id, logits[id] - norm);
@@ -160,9 +173,12 @@ Context::Context(const Model &model, const ContextParams &params, const Adapters
 
     LogCapture log;
     llama_context *context = nullptr;
-    with_abort_trap(Kind::ModelLoadError, "making a context", [&] { context = llama_init_from_model(model_->model, raw); });
+    with_abort_trap(Kind::ModelLoadError, "making a context",
+                    [&] { context = llama_init_from_model(model_->model, raw); });
     if (!context) {
-        throw Error(Kind::ModelLoadError, "a context of " + std::to_string(params.n_ctx) + " cells could not be made: " + log.reason("llama.cpp gave no reason") + ".");
+        throw Error(Kind::ModelLoadError, "a context of " + std::to_string(params.n_ctx) +
+                                              " cells could not be made: " + log.reason("llama.cpp gave no reason") +
+                                              ".");
     }
     context_.reset(context);
 
@@ -181,15 +197,57 @@ Context::Context(const Model &model, const ContextParams &params, const Adapters
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_->model));
     n_embd_out_ = llama_model_n_embd_out(model_->model);
     n_cls_out_ = static_cast<int32_t>(llama_model_n_cls_out(model_->model));
-    batch_ = llama_batch_init(static_cast<int32_t>(llama_n_batch(context)), 0, 1);
-    has_batch_ = true;
+    n_threads_ = raw.n_threads;
+    n_threads_batch_ = raw.n_threads_batch;
+    learn_facts();
+    batch_ = Batch(static_cast<int32_t>(facts_.n_batch));
     // An abort inside a decode is safe only where a half-done ubatch can be taken back.
     if (memory_kind_ == "plain" || memory_kind_ == "window") {
-        llama_set_abort_callback(context, [](void *flag) { return static_cast<std::atomic<bool> *>(flag)->load(std::memory_order_relaxed); }, &abort_);
+        const auto stop = [](void *self) {
+            const auto *context = static_cast<const Context *>(self);
+            return context->abort_.load(std::memory_order_relaxed) &&
+                   context->decoding_.load(std::memory_order_relaxed);
+        };
+        llama_set_abort_callback(context, stop, this);
     }
     if (!adapters.empty()) {
         set_adapters(adapters);
     }
+}
+
+void Context::learn_facts() {
+    static const std::map<enum llama_pooling_type, const char *> poolings = {{LLAMA_POOLING_TYPE_MEAN, "mean"},
+                                                                             {LLAMA_POOLING_TYPE_CLS, "cls"},
+                                                                             {LLAMA_POOLING_TYPE_LAST, "last"},
+                                                                             {LLAMA_POOLING_TYPE_RANK, "rank"}};
+    const llama_context *context = context_.get();
+    facts_.n_ctx = llama_n_ctx(context);
+    facts_.n_ctx_seq = llama_n_ctx_seq(context);
+    facts_.n_batch = llama_n_batch(context);
+    facts_.n_ubatch = llama_n_ubatch(context);
+    facts_.n_seq_max = llama_n_seq_max(context);
+    facts_.has_memory = llama_get_memory(context) != nullptr;
+    facts_.n_step = is_causal(context) ? facts_.n_batch : std::min(facts_.n_batch, facts_.n_ubatch);
+    const auto pooling = poolings.find(llama_pooling_type(context));
+    facts_.pooling = pooling == poolings.end() ? "none" : pooling->second;
+    facts_.embedding_width = facts_.pooling == "rank" ? n_cls_out_ : n_embd_out_;
+}
+
+const Context::Facts &Context::open() const {
+    if (closed_) {
+        throw Error(Kind::Closed, "this context is closed; make a new one to go on.");
+    }
+    return facts_;
+}
+
+int32_t Context::threads() const {
+    open();
+    return n_threads_;
+}
+
+int32_t Context::threads_batch() const {
+    open();
+    return n_threads_batch_;
 }
 
 void Context::close() {
@@ -201,24 +259,21 @@ void Context::close() {
     sample_threads_.reset();
     context_.reset();
     compute_threads_.reset();
-    if (has_batch_) {
-        llama_batch_free(batch_);
-        has_batch_ = false;
-    }
+    batch_ = Batch();
     adapters_.clear();
     model_.reset();
 }
 
 llama_context *Context::raw() {
-    if (closed_) {
-        throw Error(Kind::Closed, "this context is closed; make a new one to go on.");
-    }
+    open();
     return context_.get();
 }
 
 void Context::check_seq(llama_seq_id seq) {
     if (seq < 0 || seq >= params_.n_seq_max) {
-        throw Error(Kind::BadOption, "sequence " + std::to_string(seq) + " does not exist; this context has sequences 0 to " + std::to_string(params_.n_seq_max - 1) + ".");
+        throw Error(Kind::BadOption, "sequence " + std::to_string(seq) +
+                                         " does not exist; this context has sequences 0 to " +
+                                         std::to_string(params_.n_seq_max - 1) + ".");
     }
 }
 
@@ -228,6 +283,10 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
     }
     if (params_.embeddings) {
         throw Error(Kind::BadOption, "this context makes embeddings; make one with embeddings=False to generate.");
+    }
+    if (!facts_.has_memory) {
+        throw Error(Kind::Unsupported,
+                    "this model is an encoder and generates nothing; make a context with embeddings=True.");
     }
     std::set<llama_seq_id> seen;
     size_t n_tokens = 0;
@@ -242,18 +301,34 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
         if (row->pos < 0) {
             throw Error(Kind::BadOption, "position " + std::to_string(row->pos) + " is negative.");
         }
+        if (row->tokens.size() > static_cast<size_t>(INT32_MAX - row->pos)) {
+            throw Error(Kind::BadOption,
+                        "the row of sequence " + std::to_string(row->seq) + " leaves the range of positions.");
+        }
+        if (row->logprobs && *row->logprobs < 0) {
+            throw Error(Kind::BadOption, "logprobs counts alternatives; it is " + std::to_string(*row->logprobs) +
+                                             ", which is negative.");
+        }
         for (const llama_token token : row->tokens) {
             if (token < 0 || token >= n_vocab_) {
-                throw Error(Kind::BadOption, "token id " + std::to_string(token) + " is outside this vocabulary, which has ids 0 to " + std::to_string(n_vocab_ - 1) + ".");
+                throw Error(Kind::BadOption, "token id " + std::to_string(token) +
+                                                 " is outside this vocabulary, which has ids 0 to " +
+                                                 std::to_string(n_vocab_ - 1) + ".");
             }
         }
-        if (row->sampler && row->sampler->vocab().n_tokens() != n_vocab_) {
-            throw Error(Kind::BadOption, "the sampler was made for another model's vocabulary.");
-        }
+        if (row->sampler) check_sampler(*row->sampler);
         n_tokens += row->tokens.size();
     }
-    if (n_tokens > llama_n_batch(context_.get())) {
-        throw Error(Kind::BadOption, "a step of " + std::to_string(n_tokens) + " tokens is more than n_batch, " + std::to_string(llama_n_batch(context_.get())) + ".");
+    if (n_tokens > static_cast<size_t>(facts_.n_step)) {
+        throw Error(Kind::BadOption, "a step of " + std::to_string(n_tokens) +
+                                         " tokens is more than n_batch (n_ubatch without causal attention), " +
+                                         std::to_string(facts_.n_step) + ".");
+    }
+}
+
+void Context::check_sampler(const Sampler &sampler) const {
+    if (sampler.vocab().n_tokens() != n_vocab_) {
+        throw Error(Kind::BadOption, "the sampler was made for another model's vocabulary.");
     }
 }
 
@@ -277,8 +352,14 @@ void Context::fill(const std::vector<const Row *> &rows) {
 }
 
 int32_t Context::decode() {
-    // With no row wanting output llama.cpp still needs nothing more; logits simply are not computed.
-    const int32_t rc = llama_decode(context_.get(), batch_);
+    int32_t rc = -3;
+    decoding_ = true;
+    try {
+        rc = facts_.has_memory ? llama_decode(context_.get(), batch_) : llama_encode(context_.get(), batch_);
+    } catch (const std::exception &) {  // no memory for a graph or its outputs: reported as failed, like its own codes
+        rc = -3;
+    }
+    decoding_ = false;
     if (rc == 0) {
         llama_synchronize(context_.get());
         n_rows_decoded_ += static_cast<uint64_t>(batch_.n_tokens);
@@ -290,7 +371,8 @@ void Context::count_after_failure(const std::vector<const Row *> &rows) {
     llama_memory_t memory = llama_get_memory(context_.get());
     for (const Row *row : rows) {
         const int64_t kept = int64_t(llama_memory_seq_pos_max(memory, row->seq)) + 1 - row->pos;
-        n_rows_decoded_ += static_cast<uint64_t>(std::clamp<int64_t>(kept, 0, static_cast<int64_t>(row->tokens.size())));
+        n_rows_decoded_ +=
+            static_cast<uint64_t>(std::clamp<int64_t>(kept, 0, static_cast<int64_t>(row->tokens.size())));
     }
 }
 
@@ -329,7 +411,8 @@ Step Context::step(const std::vector<const Row *> &rows) {
 }
 
 void Context::sample_rows(const std::vector<const Row *> &rows, Step &step) {
-    // Touching the context reorders its output rows, so this thread fetches every pointer first; then each row is its own.
+    // Touching the context reorders its output rows, so this thread fetches every pointer first; then each row is its
+    // own.
     struct Job {
         size_t row;
         const float *logits;
@@ -357,9 +440,14 @@ void Context::sample_rows(const std::vector<const Row *> &rows, Step &step) {
 const float *Context::logits_of(int32_t row) {
     llama_context *context = raw();
     if (row < 0 || static_cast<size_t>(row) >= outputs_.size() || outputs_[static_cast<size_t>(row)] < 0) {
-        throw Error(Kind::BadOption, "row " + std::to_string(row) + " of the last step has no logits; give it a sampler or output=True.");
+        throw Error(Kind::BadOption, "row " + std::to_string(row) +
+                                         " of the last step has no logits; give it a sampler or output=True.");
     }
-    return llama_get_logits_ith(context, outputs_[static_cast<size_t>(row)]);
+    const float *logits = llama_get_logits_ith(context, outputs_[static_cast<size_t>(row)]);
+    if (!logits) {
+        throw Error(Kind::BadOption, "the last step left no logits for row " + std::to_string(row) + ".");
+    }
+    return logits;
 }
 
 std::vector<float> Context::logits(int32_t row) {
@@ -370,11 +458,9 @@ std::vector<float> Context::logits(int32_t row) {
 
 llama_token Context::sample(Sampler &sampler, int32_t row) {
     const auto guard = lock();
-    return sampler.sample(logits_of(row));
-}
-
-int32_t Context::embedding_width() const {
-    return params_.pooling == "rank" || (context_ && llama_pooling_type(context_.get()) == LLAMA_POOLING_TYPE_RANK) ? n_cls_out_ : n_embd_out_;
+    const float *logits = logits_of(row);
+    check_sampler(sampler);
+    return sampler.sample(logits);
 }
 
 void Context::check_embedding(const std::vector<llama_token> &text) {
@@ -385,17 +471,24 @@ void Context::check_embedding(const std::vector<llama_token> &text) {
         throw Error(Kind::BadOption, "an empty text has no embedding.");
     }
     if (text.size() > llama_n_ubatch(context_.get())) {
-        throw Error(Kind::BadOption, "a text of " + std::to_string(text.size()) + " tokens does not fit one batch of " + std::to_string(llama_n_ubatch(context_.get())) + "; make the context with larger n_batch and n_ubatch.");
+        throw Error(Kind::BadOption, "a text of " + std::to_string(text.size()) + " tokens does not fit one batch of " +
+                                         std::to_string(llama_n_ubatch(context_.get())) +
+                                         "; make the context with larger n_batch and n_ubatch.");
     }
     for (const llama_token token : text) {
         if (token < 0 || token >= n_vocab_) {
-            throw Error(Kind::BadOption, "token id " + std::to_string(token) + " is outside this vocabulary, which has ids 0 to " + std::to_string(n_vocab_ - 1) + ".");
+            throw Error(Kind::BadOption, "token id " + std::to_string(token) +
+                                             " is outside this vocabulary, which has ids 0 to " +
+                                             std::to_string(n_vocab_ - 1) + ".");
         }
     }
 }
 
 void Context::run_embedding_batch(const std::vector<std::vector<llama_token>> &texts, size_t first, size_t n) {
     llama_context *context = context_.get();
+    if (abort_) {
+        throw Error(Kind::EngineStopped, "this context was told to stop.");
+    }
     if (llama_memory_t memory = llama_get_memory(context)) {
         llama_memory_clear(memory, false);
     }
@@ -411,18 +504,17 @@ void Context::run_embedding_batch(const std::vector<std::vector<llama_token>> &t
             batch_.logits[i] = 1;
         }
     }
-    const int32_t rc = llama_get_memory(context) ? llama_decode(context, batch_) : llama_encode(context, batch_);
+    const int32_t rc = decode();
     if (rc != 0) {
-        throw Error(rc == 2 ? Kind::EngineStopped : Kind::BadOption, "llama.cpp could not embed this batch (code " + std::to_string(rc) + ").");
+        throw Error(rc == 2 ? Kind::EngineStopped : Kind::BadOption,
+                    "llama.cpp could not embed this batch (code " + std::to_string(rc) + ").");
     }
-    llama_synchronize(context);
-    n_rows_decoded_ += static_cast<uint64_t>(batch_.n_tokens);
 }
 
 std::vector<float> Context::embed(const std::vector<std::vector<llama_token>> &texts) {
     const auto guard = lock();
     llama_context *context = raw();
-    if (llama_pooling_type(context) == LLAMA_POOLING_TYPE_NONE) {
+    if (params_.embeddings && llama_pooling_type(context) == LLAMA_POOLING_TYPE_NONE) {
         throw Error(Kind::BadOption, "this context pools nothing; use embed_tokens(), or make it with pooling='mean'.");
     }
     for (const auto &text : texts) {
@@ -434,7 +526,8 @@ std::vector<float> Context::embed(const std::vector<std::vector<llama_token>> &t
     size_t first = 0;
     while (first < texts.size()) {
         size_t n = 0, n_tokens = 0;
-        while (first + n < texts.size() && n < static_cast<size_t>(params_.n_seq_max) && n_tokens + texts[first + n].size() <= llama_n_ubatch(context)) {
+        while (first + n < texts.size() && n < static_cast<size_t>(params_.n_seq_max) &&
+               n_tokens + texts[first + n].size() <= llama_n_ubatch(context)) {
             n_tokens += texts[first + n].size();
             ++n;
         }
@@ -454,7 +547,8 @@ std::vector<float> Context::embed_tokens(const std::vector<llama_token> &tokens)
     llama_context *context = raw();
     check_embedding(tokens);
     if (llama_pooling_type(context) != LLAMA_POOLING_TYPE_NONE) {
-        throw Error(Kind::BadOption, "this context pools its embeddings; make it with pooling='none' for one vector a token.");
+        throw Error(Kind::BadOption,
+                    "this context pools its embeddings; make it with pooling='none' for one vector a token.");
     }
     run_embedding_batch({tokens}, 0, 1);
     std::vector<float> out;
@@ -466,22 +560,14 @@ std::vector<float> Context::embed_tokens(const std::vector<llama_token> &tokens)
     return out;
 }
 
-std::string Context::pooling() {
-    switch (llama_pooling_type(raw())) {
-        case LLAMA_POOLING_TYPE_MEAN: return "mean";
-        case LLAMA_POOLING_TYPE_CLS: return "cls";
-        case LLAMA_POOLING_TYPE_LAST: return "last";
-        case LLAMA_POOLING_TYPE_RANK: return "rank";
-        default: return "none";
-    }
-}
-
 void Context::set_threads(int32_t threads, int32_t threads_batch) {
     const auto guard = lock();
     const int32_t most = n_compute_threads_;
     check_range("threads", threads, 1, most);
     check_range("threads_batch", threads_batch, 1, most);
     llama_set_n_threads(raw(), threads, threads_batch);
+    n_threads_ = threads;
+    n_threads_batch_ = threads_batch;
 }
 
 void Context::set_adapters(const Adapters &adapters) {

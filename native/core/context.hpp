@@ -24,7 +24,8 @@ struct ContextParams {
     int64_t n_ctx = 0, n_batch = 512, n_ubatch = 512, n_seq_max = 1;
     int32_t threads = 0, threads_batch = 0, sample_threads = 0, poll = 50;
     bool kv_unified = true, swa_full = true, offload_kqv = true, op_offload = true, embeddings = false;
-    std::string flash_attn = "auto", type_k = "f16", type_v = "f16", pooling = "model", attention = "model", rope_scaling = "model";
+    std::string flash_attn = "auto", type_k = "f16", type_v = "f16", pooling = "model", attention = "model",
+                rope_scaling = "model";
     float rope_freq_base = 0.0f, rope_freq_scale = 0.0f;
     float yarn_ext_factor = -1.0f, yarn_attn_factor = -1.0f, yarn_beta_fast = -1.0f, yarn_beta_slow = -1.0f;
     int64_t yarn_orig_ctx = 0;
@@ -64,6 +65,18 @@ struct ContextDeleter {
     void operator()(llama_context *context) const { llama_free(context); }
 };
 
+// llama_batch with an owner.
+struct Batch : llama_batch {
+    Batch() : llama_batch{} {}
+    explicit Batch(int32_t n_tokens) : llama_batch(llama_batch_init(n_tokens, 0, 1)) {}
+    ~Batch() { llama_batch_free(*this); }
+    Batch(const Batch &) = delete;
+    Batch &operator=(Batch &&other) {
+        std::swap(static_cast<llama_batch &>(*this), static_cast<llama_batch &>(other));
+        return *this;
+    }
+};
+
 class Context {
   public:
     Context(const Model &model, const ContextParams &params, const Adapters &adapters);
@@ -81,22 +94,23 @@ class Context {
     // One vector a text, many texts a decode; and one vector a token for contexts without pooling.
     std::vector<float> embed(const std::vector<std::vector<llama_token>> &texts);
     std::vector<float> embed_tokens(const std::vector<llama_token> &tokens);
-    int32_t embedding_width() const;
+    int32_t embedding_width() const { return open().embedding_width; }
 
     void set_threads(int32_t threads, int32_t threads_batch);
     void set_adapters(const Adapters &adapters);
-    void abort() { abort_ = true; }
+    void abort() { abort_ = true; }  // heeded inside a decode, never inside a shift, which could not be taken back
     void clear_abort() { abort_ = false; }
     void synchronize();
 
-    int64_t n_ctx() { return llama_n_ctx(raw()); }
-    int64_t n_ctx_seq() { return llama_n_ctx_seq(raw()); }
-    int64_t n_batch() { return llama_n_batch(raw()); }
-    int64_t n_ubatch() { return llama_n_ubatch(raw()); }
-    int64_t n_seq_max() { return llama_n_seq_max(raw()); }
-    int32_t threads() { return llama_n_threads(raw()); }
-    int32_t threads_batch() { return llama_n_threads_batch(raw()); }
-    std::string pooling();
+    // Kept beside the context, so that reading them waits for no decode and survives a close() in another thread.
+    int64_t n_ctx() const { return open().n_ctx; }
+    int64_t n_ctx_seq() const { return open().n_ctx_seq; }
+    int64_t n_batch() const { return open().n_batch; }
+    int64_t n_ubatch() const { return open().n_ubatch; }
+    int64_t n_seq_max() const { return open().n_seq_max; }
+    std::string pooling() const { return open().pooling; }
+    int32_t threads() const;
+    int32_t threads_batch() const;
     const ContextParams &params() const { return params_; }
     uint64_t n_rows_decoded() const { return n_rows_decoded_; }
 
@@ -110,7 +124,17 @@ class Context {
     void forget_outputs() { outputs_.clear(); }
 
   private:
+    struct Facts {
+        int64_t n_ctx = 0, n_ctx_seq = 0, n_batch = 0, n_ubatch = 0, n_seq_max = 0;
+        int64_t n_step = 0;  // the most tokens one decode takes
+        std::string pooling;
+        int32_t embedding_width = 0;
+        bool has_memory = false;
+    };
+    void learn_facts();
+    const Facts &open() const;  // raises Closed
     void check_rows(const std::vector<const Row *> &rows);
+    void check_sampler(const Sampler &sampler) const;
     void fill(const std::vector<const Row *> &rows);
     int32_t decode();
     void count_after_failure(const std::vector<const Row *> &rows);
@@ -127,10 +151,12 @@ class Context {
     std::unique_ptr<ggml_threadpool, ThreadPoolDeleter> compute_threads_;
     std::unique_ptr<llama_context, ContextDeleter> context_;  // after the thread pool it uses, so freed before it
     std::unique_ptr<Pool> sample_threads_;
-    llama_batch batch_{};
-    bool has_batch_ = false;
+    Batch batch_;
+    Facts facts_;
+    std::atomic<int32_t> n_threads_{1}, n_threads_batch_{1};
     std::vector<int32_t> outputs_;  // batch index of each row's last token, -1 where it has no output
     std::atomic<bool> abort_{false};
+    std::atomic<bool> decoding_{false};
     std::atomic<bool> closed_{false};
     std::atomic<uint64_t> n_rows_decoded_{0};
     std::mutex mutex_;

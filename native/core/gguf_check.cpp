@@ -32,15 +32,22 @@ constexpr int64_t MAX_CONTEXT = int64_t(1) << 31;
 }
 
 int64_t file_size(const std::string &path) {
-    struct stat st {};
+    if (path.find('\0') != std::string::npos) {
+        throw Error(Kind::ModelNotFound, "a path holds no NUL byte; check what was given.");
+    }
+    struct stat st{};
     if (::stat(path.c_str(), &st) != 0) {
         if (errno == ENOENT || errno == ENOTDIR) {
-            throw Error(Kind::ModelNotFound, "there is no file " + path + "; check the path, or name a model reference such as 'smollm2'.");
+            throw Error(Kind::ModelNotFound,
+                        "there is no file " + path + "; check the path, or name a model reference such as 'smollm2'.");
         }
         refuse(path, std::strerror(errno) + std::string("."));
     }
     if (S_ISDIR(st.st_mode)) {
         refuse(path, "it is a folder; name the .gguf file inside it.");
+    }
+    if (!S_ISREG(st.st_mode)) {
+        refuse(path, "it is not a regular file.");
     }
     return st.st_size;
 }
@@ -67,15 +74,24 @@ void check_header(const std::string &path, int64_t size) {
 
 std::optional<int64_t> integer(const gguf_context *gguf, int64_t key) {
     switch (gguf_get_kv_type(gguf, key)) {
-        case GGUF_TYPE_UINT8: return gguf_get_val_u8(gguf, key);
-        case GGUF_TYPE_INT8: return gguf_get_val_i8(gguf, key);
-        case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, key);
-        case GGUF_TYPE_INT16: return gguf_get_val_i16(gguf, key);
-        case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf, key);
-        case GGUF_TYPE_INT32: return gguf_get_val_i32(gguf, key);
-        case GGUF_TYPE_UINT64: return static_cast<int64_t>(gguf_get_val_u64(gguf, key));
-        case GGUF_TYPE_INT64: return gguf_get_val_i64(gguf, key);
-        default: return std::nullopt;
+        case GGUF_TYPE_UINT8:
+            return gguf_get_val_u8(gguf, key);
+        case GGUF_TYPE_INT8:
+            return gguf_get_val_i8(gguf, key);
+        case GGUF_TYPE_UINT16:
+            return gguf_get_val_u16(gguf, key);
+        case GGUF_TYPE_INT16:
+            return gguf_get_val_i16(gguf, key);
+        case GGUF_TYPE_UINT32:
+            return gguf_get_val_u32(gguf, key);
+        case GGUF_TYPE_INT32:
+            return gguf_get_val_i32(gguf, key);
+        case GGUF_TYPE_UINT64:
+            return static_cast<int64_t>(gguf_get_val_u64(gguf, key));
+        case GGUF_TYPE_INT64:
+            return gguf_get_val_i64(gguf, key);
+        default:
+            return std::nullopt;
     }
 }
 
@@ -106,8 +122,8 @@ class Keys {
             refuse(path_, "its key " + name + " is not a whole number.");
         }
         if (*value < least || *value > most) {
-            refuse(path_, "its key " + name + " is " + std::to_string(*value) + "; possible values are " + std::to_string(least) + " to " +
-                              std::to_string(most) + ".");
+            refuse(path_, "its key " + name + " is " + std::to_string(*value) + "; possible values are " +
+                              std::to_string(least) + " to " + std::to_string(most) + ".");
         }
         return value;
     }
@@ -122,7 +138,8 @@ class Keys {
 
     void finite(const std::string &name) const {
         const int64_t key = gguf_find_key(gguf_, name.c_str());
-        if (key >= 0 && gguf_get_kv_type(gguf_, key) == GGUF_TYPE_FLOAT32 && !std::isfinite(gguf_get_val_f32(gguf_, key))) {
+        if (key >= 0 && gguf_get_kv_type(gguf_, key) == GGUF_TYPE_FLOAT32 &&
+            !std::isfinite(gguf_get_val_f32(gguf_, key))) {
             refuse(path_, "its key " + name + " is not a finite number.");
         }
     }
@@ -144,8 +161,8 @@ class Keys {
         const auto *values = static_cast<const uint32_t *>(gguf_get_arr_data(gguf_, key));
         for (size_t i = 0; i < n; ++i) {
             if (static_cast<int64_t>(values[i]) > most) {
-                refuse(path_, "its key " + name + " holds " + std::to_string(values[i]) + " for layer " + std::to_string(i) +
-                                  "; at most " + std::to_string(most) + " is possible.");
+                refuse(path_, "its key " + name + " holds " + std::to_string(values[i]) + " for layer " +
+                                  std::to_string(i) + "; at most " + std::to_string(most) + " is possible.");
             }
         }
     }
@@ -162,18 +179,22 @@ void check_vocabulary(const std::string &path, const Keys &keys, GgufFacts &fact
         refuse(path, "its vocabulary is empty.");
     }
     facts.n_vocab = n;
-    for (const auto &[name, type] : {std::pair{"tokenizer.ggml.scores", GGUF_TYPE_FLOAT32}, std::pair{"tokenizer.ggml.token_type", GGUF_TYPE_INT32}}) {
+    for (const auto &[name, type] : {std::pair{"tokenizer.ggml.scores", GGUF_TYPE_FLOAT32},
+                                     std::pair{"tokenizer.ggml.token_type", GGUF_TYPE_INT32}}) {
         const int64_t size = keys.array_size(name, type);
         if (size >= 0 && size < n) {
-            refuse(path, std::string("its list ") + name + " has " + std::to_string(size) + " entries for " + std::to_string(n) + " tokens.");
+            refuse(path, std::string("its list ") + name + " has " + std::to_string(size) + " entries for " +
+                             std::to_string(n) + " tokens.");
         }
     }
-    for (const char *special : {"bos", "eos", "eot", "eom", "unknown", "separator", "padding", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad",
-                                "fim_rep", "fim_sep", "prefix", "suffix", "middle", "cls"}) {
+    for (const char *special :
+         {"bos", "eos", "eot", "eom", "unknown", "separator", "padding", "mask", "fim_pre", "fim_suf", "fim_mid",
+          "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle", "cls"}) {
         const std::string name = std::string("tokenizer.ggml.") + special + "_token_id";
         const auto id = keys.number(name, 0, UINT32_MAX);  // 0xFFFFFFFF stands for "none" in some files
         if (id && *id >= n && *id != UINT32_MAX) {
-            refuse(path, "its key " + name + " is " + std::to_string(*id) + ", outside its vocabulary of " + std::to_string(n) + " tokens.");
+            refuse(path, "its key " + name + " is " + std::to_string(*id) + ", outside its vocabulary of " +
+                             std::to_string(n) + " tokens.");
         }
     }
 }
@@ -186,17 +207,21 @@ void check_shape(const std::string &path, const Keys &keys, GgufFacts &facts) {
     const auto heads = keys.number(arch + "attention.head_count", 0, MAX_WIDTH);
     const auto kv_heads = keys.number(arch + "attention.head_count_kv", 0, MAX_WIDTH);
     if (heads && kv_heads && *kv_heads > 0 && *heads % *kv_heads != 0) {
-        refuse(path, "its " + std::to_string(*heads) + " attention heads cannot share " + std::to_string(*kv_heads) + " key/value heads evenly.");
+        refuse(path, "its " + std::to_string(*heads) + " attention heads cannot share " + std::to_string(*kv_heads) +
+                         " key/value heads evenly.");
     }
     if (heads && *heads > facts.embedding_length) {
-        refuse(path, "it claims " + std::to_string(*heads) + " attention heads in a width of " + std::to_string(facts.embedding_length) + ".");
+        refuse(path, "it claims " + std::to_string(*heads) + " attention heads in a width of " +
+                         std::to_string(facts.embedding_length) + ".");
     }
-    for (const char *name : {"feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length"}) {
+    for (const char *name :
+         {"feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length"}) {
         keys.number(arch + name, 0, 16 * MAX_WIDTH);
     }
-    for (const char *name : {"attention.key_length", "attention.value_length", "attention.key_length_swa", "attention.value_length_swa",
-                             "rope.dimension_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
-                             "shortconv.l_cache", "wkv.head_size", "vocab_size"}) {
+    for (const char *name :
+         {"attention.key_length", "attention.value_length", "attention.key_length_swa", "attention.value_length_swa",
+          "rope.dimension_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+          "ssm.group_count", "shortconv.l_cache", "wkv.head_size", "vocab_size"}) {
         keys.number(arch + name, 1, 16 * MAX_WIDTH);
     }
     keys.number(arch + "attention.sliding_window", 0, MAX_CONTEXT);
@@ -209,7 +234,8 @@ void check_shape(const std::string &path, const Keys &keys, GgufFacts &facts) {
     if (experts && *experts > 0 && used && *used == 0) {
         refuse(path, "it has " + std::to_string(*experts) + " experts and uses none.");
     }
-    for (const char *name : {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor"}) {
+    for (const char *name : {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+                             "rope.scaling.factor"}) {
         keys.finite(arch + name);
     }
     const std::string scaling = keys.text(arch + "rope.scaling.type");
@@ -225,8 +251,8 @@ void check_tensors(const std::string &path, const gguf_context *gguf, int64_t si
     for (int64_t i = 0; i < n; ++i) {
         const size_t end = data + gguf_get_tensor_offset(gguf, i) + gguf_get_tensor_size(gguf, i);
         if (end > static_cast<size_t>(size)) {
-            refuse(path, std::string("it is truncated: tensor ") + gguf_get_tensor_name(gguf, i) + " ends at byte " + std::to_string(end) +
-                             ", the file has " + std::to_string(size) + "; download it again.");
+            refuse(path, std::string("it is truncated: tensor ") + gguf_get_tensor_name(gguf, i) + " ends at byte " +
+                             std::to_string(end) + ", the file has " + std::to_string(size) + "; download it again.");
         }
     }
 }

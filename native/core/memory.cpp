@@ -14,7 +14,9 @@ namespace {
 
 [[noreturn]] void bad(const std::string &message) { throw Error(Kind::BadOption, message); }
 
-std::string span_text(llama_pos p0, llama_pos p1) { return "positions " + std::to_string(p0) + " to " + std::to_string(p1 - 1); }
+std::string span_text(llama_pos p0, llama_pos p1) {
+    return "positions " + std::to_string(p0) + " to " + std::to_string(p1 - 1);
+}
 
 llama_kv_cache &cache_for(const Caches &caches, const std::string &part) {
     if (part != "base" && part != "window") {
@@ -25,7 +27,9 @@ llama_kv_cache &cache_for(const Caches &caches, const std::string &part) {
         throw Error(Kind::Unsupported, "this model's memory has no '" + part + "' part whose spans can be moved.");
     }
     if (!rows_movable(*cache)) {
-        throw Error(Kind::Unsupported, "KV spans of this model cannot be moved: its cells carry more than their position, or V is transposed (flash_attn='off').");
+        throw Error(Kind::Unsupported,
+                    "KV spans of this model cannot be moved: its cells carry more than their position, or V is "
+                    "transposed (flash_attn='off').");
     }
     return *cache;
 }
@@ -122,7 +126,8 @@ bool Memory::share(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) {
     }
     const llama_pos have = llama_memory_seq_pos_max(memory, src) + 1;
     if (n_tokens < 0 || n_tokens > have) {
-        bad("sequence " + std::to_string(src) + " holds " + std::to_string(have) + " tokens; " + std::to_string(n_tokens) + " cannot be shared.");
+        bad("sequence " + std::to_string(src) + " holds " + std::to_string(have) + " tokens; " +
+            std::to_string(n_tokens) + " cannot be shared.");
     }
     llama_memory_seq_rm(memory, dst, -1, -1);
     if (n_tokens == 0) {
@@ -166,7 +171,8 @@ bool Memory::share_rows(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) 
 void Memory::copy(llama_seq_id src, llama_seq_id dst) {
     const auto end = pos_max(src);
     if (!share(src, dst, end ? *end + 1 : 0)) {
-        throw Error(Kind::Unsupported, "sequence " + std::to_string(src) + " cannot be copied: there is no room, or its KV cannot be moved.");
+        throw Error(Kind::Unsupported, "sequence " + std::to_string(src) +
+                                           " cannot be copied: there is no room, or its KV cannot be moved.");
     }
 }
 
@@ -185,16 +191,18 @@ void Memory::shift(llama_seq_id seq, llama_pos p0, std::optional<llama_pos> p1, 
     context_->check_seq(seq);
     llama_memory_t memory = raw();
     if (!context_->shifts_exactly()) {
-        throw Error(Kind::Unsupported, "this model or these KV types cannot be shifted exactly; read the kept tokens again instead.");
+        throw Error(Kind::Unsupported,
+                    "this model or these KV types cannot be shifted exactly; read the kept tokens again instead.");
     }
     const llama_pos end = llama_memory_seq_pos_max(memory, seq) + 1;
     const llama_pos stop = p1 ? std::min(*p1, end) : end;
-    if (p0 < 0 || p0 + delta < 0) {
+    if (p0 < 0 || int64_t(p0) + delta < 0) {
         bad("a shift of " + std::to_string(delta) + " would move position " + std::to_string(p0) + " below 0.");
     }
     if (delta == 0 || p0 >= stop) {
         return;
     }
+    check_shift(seq, p0, stop, delta);
     with_abort_trap(Kind::Unsupported, "shifting positions", [&] {
         unshare(seq, p0, stop);
         llama_memory_seq_add(memory, seq, p0, stop, delta);
@@ -204,23 +212,45 @@ void Memory::shift(llama_seq_id seq, llama_pos p0, std::optional<llama_pos> p1, 
     context_->forget_outputs();
 }
 
+// llama.cpp would let two tokens of a sequence have one position, and lets positions overflow.
+void Memory::check_shift(llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta) {
+    const int64_t to0 = int64_t(p0) + delta, to1 = int64_t(p1) + delta;
+    if (to1 > INT32_MAX) {
+        bad("a shift of " + std::to_string(delta) + " leaves the range of positions.");
+    }
+    const Caches caches = caches_of(raw());
+    for (const llama_kv_cache *cache : {caches.base, caches.window}) {
+        if (!cache) continue;
+        for (const Cell &cell : cells_of(*cache, seq, static_cast<llama_pos>(to0), static_cast<llama_pos>(to1))) {
+            if (cell.pos < p0 || cell.pos >= p1) {
+                bad("position " + std::to_string(cell.pos) + " of sequence " + std::to_string(seq) +
+                    " is taken; remove it before shifting others there.");
+            }
+        }
+    }
+}
+
 // A shift moves cells, and so every sequence that shares them: give this one cells of its own first.
 void Memory::unshare(llama_seq_id seq, llama_pos p0, llama_pos p1) {
     const Caches caches = caches_of(raw());
+    std::vector<std::pair<llama_kv_cache *, std::vector<Cell>>> moves;
     for (llama_kv_cache *cache : {caches.base, caches.window}) {
         if (!cache) continue;
-        const std::vector<Cell> cells = cells_of(*cache, seq, p0, p1);
-        if (cells.empty() || !any_shared(*cache, cells)) continue;
+        std::vector<Cell> shared = shared_among(*cache, cells_of(*cache, seq, p0, p1));
+        if (shared.empty()) continue;
         if (!rows_movable(*cache)) {
-            throw Error(Kind::Unsupported, "shared KV of this model cannot be separated; read the kept tokens again instead.");
+            throw Error(Kind::Unsupported,
+                        "shared KV of this model cannot be separated; read the kept tokens again instead.");
         }
-        llama_synchronize(context_->raw());
-        const llama_pos first = cells.front().pos;
-        const std::string rows = read_rows(*cache, seq, cells);
-        cache->seq_rm(seq, p0, p1);
-        if (!append_rows(*cache, seq, first, {rows})) {
-            throw Error(Kind::Unsupported, "there is no room to separate shared KV before a shift; free a sequence first.");
+        if (shared.size() > n_free(*cache, seq)) {
+            throw Error(Kind::Unsupported,
+                        "there is no room to separate shared KV before a shift; free a sequence first.");
         }
+        moves.emplace_back(cache, std::move(shared));
+    }
+    llama_synchronize(context_->raw());
+    for (const auto &[cache, cells] : moves) {
+        move_cells(*cache, seq, cells);
     }
 }
 
@@ -245,7 +275,8 @@ std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, co
         if (p0 < 0 || p1 <= p0) bad("a span begins at 0 or later and ends after it begins.");
         const std::vector<Cell> cells = cells_of(cache, seq, p0, p1);
         if (cells.size() != static_cast<size_t>(p1 - p0)) {
-            bad("sequence " + std::to_string(seq) + " does not hold all of " + span_text(p0, p1) + " in its '" + part + "' part.");
+            bad("sequence " + std::to_string(seq) + " does not hold all of " + span_text(p0, p1) + " in its '" + part +
+                "' part.");
         }
         llama_synchronize(context_->raw());
         out = read_rows(cache, seq, cells);
@@ -253,7 +284,8 @@ std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, co
     return out;
 }
 
-bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads, const std::string &part) {
+bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads,
+                         const std::string &part) {
     const auto guard = context_->lock();
     context_->check_seq(seq);
     bool done = false;
@@ -262,7 +294,8 @@ bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::
         const llama_pos end = cache.seq_pos_max(seq) + 1;
         // The window part of a sequence begins wherever its window does; everything else must continue what is there.
         if (p0 < 0 || (end != p0 && !(part == "window" && end == 0))) {
-            bad("sequence " + std::to_string(seq) + " holds " + std::to_string(end) + " tokens in its '" + part + "' part; a span at " + std::to_string(p0) + " does not continue it.");
+            bad("sequence " + std::to_string(seq) + " holds " + std::to_string(end) + " tokens in its '" + part +
+                "' part; a span at " + std::to_string(p0) + " does not continue it.");
         }
         llama_synchronize(context_->raw());
         done = append_rows(cache, seq, p0, payloads);
@@ -280,7 +313,8 @@ std::string Memory::state(llama_seq_id seq, bool partial) {
     std::string out;
     with_abort_trap(Kind::Unsupported, "saving a sequence", [&] {
         out.resize(llama_state_seq_get_size_ext(context, seq, flags));
-        const size_t n = llama_state_seq_get_data_ext(context, reinterpret_cast<uint8_t *>(out.data()), out.size(), seq, flags);
+        const size_t n =
+            llama_state_seq_get_data_ext(context, reinterpret_cast<uint8_t *>(out.data()), out.size(), seq, flags);
         if (n != out.size()) throw Error(Kind::Unsupported, "llama.cpp could not save this sequence.");
     });
     return out;
@@ -292,11 +326,17 @@ bool Memory::set_state(llama_seq_id seq, const std::string &data, bool partial) 
     llama_memory_t memory = raw();
     const llama_state_seq_flags flags = partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
     size_t n = 0;
-    with_abort_trap(Kind::BadOption, "restoring a sequence", [&] {
-        n = llama_state_seq_set_data_ext(context_->raw(), reinterpret_cast<const uint8_t *>(data.data()), data.size(), seq, flags);
-    });
+    try {
+        with_abort_trap(Kind::BadOption, "restoring a sequence", [&] {
+            n = llama_state_seq_set_data_ext(context_->raw(), reinterpret_cast<const uint8_t *>(data.data()),
+                                             data.size(), seq, flags);
+        });
+    } catch (const Error &) {
+        n = 0;
+    }
     context_->forget_outputs();
-    if (n == data.size() && n > 0) {
+    const bool possible = positions_possible(memory, seq);
+    if (n == data.size() && n > 0 && possible) {
         return true;
     }
     // A failed restore may claim cells that were never written.

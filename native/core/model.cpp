@@ -1,5 +1,7 @@
 #include "model.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "error.hpp"
@@ -18,7 +20,7 @@ struct Progress {
     static bool on_progress(float fraction, void *self) {
         auto *progress = static_cast<Progress *>(self);
         try {
-            progress->stopped = !progress->report(fraction);
+            without_abort_trap([&] { progress->stopped = !progress->report(fraction); });
         } catch (...) {
             progress->thrown = std::current_exception();
             progress->stopped = true;
@@ -97,6 +99,9 @@ std::unique_ptr<Model> Model::load(const std::string &path, const ModelParams &p
         throw Error(Kind::BadOption, "tensor_split names " + std::to_string(split.size()) + " devices; at most " +
                                          std::to_string(llama_max_devices()) + " are possible.");
     }
+    if (!std::all_of(split.begin(), split.end(), [](float part) { return std::isfinite(part) && part >= 0.0f; })) {
+        throw Error(Kind::BadOption, "tensor_split holds a share of each device: numbers of 0 or more.");
+    }
     split.resize(llama_max_devices(), 0.0f);
     raw.tensor_split = params.tensor_split.empty() ? nullptr : split.data();
 
@@ -108,7 +113,8 @@ std::unique_ptr<Model> Model::load(const std::string &path, const ModelParams &p
 
     LogCapture log;
     llama_model *model = nullptr;
-    with_abort_trap(Kind::ModelLoadError, "loading " + path, [&] { model = llama_model_load_from_file(path.c_str(), raw); });
+    with_abort_trap(Kind::ModelLoadError, "loading " + path,
+                    [&] { model = llama_model_load_from_file(path.c_str(), raw); });
     if (progress.thrown) {
         if (model) llama_model_free(model);
         std::rethrow_exception(progress.thrown);
@@ -118,16 +124,18 @@ std::unique_ptr<Model> Model::load(const std::string &path, const ModelParams &p
         throw Error(Kind::ModelLoadError, "loading " + path + " was stopped by its progress callback.");
     }
     if (!model) {
-        throw Error(Kind::ModelLoadError, path + " could not be loaded: " + log.reason("llama.cpp gave no reason") + ".");
+        throw Error(Kind::ModelLoadError,
+                    path + " could not be loaded: " + log.reason("llama.cpp gave no reason") + ".");
     }
     return std::unique_ptr<Model>(new Model(std::make_shared<ModelHandle>(model), params.vocab_only));
 }
 
 std::shared_ptr<ModelHandle> Model::handle() const {
-    if (!handle_) {
+    auto handle = handle_.get();
+    if (!handle) {
         throw Error(Kind::Closed, "this model is closed; load it again to use it.");
     }
-    return handle_;
+    return handle;
 }
 
 std::unique_ptr<Adapter> Model::load_adapter(const std::string &path) const {
@@ -137,22 +145,28 @@ std::unique_ptr<Adapter> Model::load_adapter(const std::string &path) const {
         throw Error(Kind::Unsupported, "adapters need weights; this model was loaded with vocab_only.");
     }
     llama_adapter_lora *adapter = nullptr;
-    with_abort_trap(Kind::ModelLoadError, "loading adapter " + path, [&] { adapter = llama_adapter_lora_init(model->model, path.c_str()); });
+    with_abort_trap(Kind::ModelLoadError, "loading adapter " + path, [&] {
+        const std::lock_guard<std::mutex> lock(model->adapters);
+        adapter = llama_adapter_lora_init(model->model, path.c_str());
+    });
     if (!adapter) {
-        throw Error(Kind::ModelLoadError, "adapter " + path + " could not be loaded: " + log.reason("llama.cpp gave no reason") + ".");
+        throw Error(Kind::ModelLoadError,
+                    "adapter " + path + " could not be loaded: " + log.reason("llama.cpp gave no reason") + ".");
     }
     return std::make_unique<Adapter>(std::make_shared<AdapterHandle>(model, adapter));
 }
 
 std::shared_ptr<AdapterHandle> Adapter::handle() const {
-    if (!handle_) {
+    auto handle = handle_.get();
+    if (!handle) {
         throw Error(Kind::Closed, "this adapter is closed; load it again to use it.");
     }
-    return handle_;
+    return handle;
 }
 
 std::map<std::string, std::string> Adapter::metadata() const {
-    const llama_adapter_lora *adapter = handle()->adapter;
+    const auto open = handle();
+    const llama_adapter_lora *adapter = open->adapter;
     return read_metadata(
         llama_adapter_meta_count(adapter),
         [&](int32_t i, char *buf, size_t n) { return llama_adapter_meta_key_by_index(adapter, i, buf, n); },
@@ -160,7 +174,8 @@ std::map<std::string, std::string> Adapter::metadata() const {
 }
 
 std::map<std::string, std::string> Model::metadata() const {
-    const llama_model *model = handle()->model;
+    const auto open = handle();
+    const llama_model *model = open->model;
     return read_metadata(
         llama_model_meta_count(model),
         [&](int32_t i, char *buf, size_t n) { return llama_model_meta_key_by_index(model, i, buf, n); },
@@ -168,7 +183,8 @@ std::map<std::string, std::string> Model::metadata() const {
 }
 
 std::optional<std::string> Model::chat_template(const std::optional<std::string> &name) const {
-    const char *text = llama_model_chat_template(handle()->model, name ? name->c_str() : nullptr);
+    const auto open = handle();
+    const char *text = llama_model_chat_template(open->model, name ? name->c_str() : nullptr);
     return text ? std::optional<std::string>(text) : std::nullopt;
 }
 
@@ -188,17 +204,24 @@ std::string Model::file_type() const { return llama_ftype_name(llama_model_ftype
 
 std::string Model::rope_type() const {
     switch (llama_model_rope_type(handle()->model)) {
-        case LLAMA_ROPE_TYPE_NORM: return "norm";
-        case LLAMA_ROPE_TYPE_NEOX: return "neox";
-        case LLAMA_ROPE_TYPE_MROPE: return "mrope";
-        case LLAMA_ROPE_TYPE_IMROPE: return "imrope";
-        case LLAMA_ROPE_TYPE_VISION: return "vision";
-        default: return "none";
+        case LLAMA_ROPE_TYPE_NORM:
+            return "norm";
+        case LLAMA_ROPE_TYPE_NEOX:
+            return "neox";
+        case LLAMA_ROPE_TYPE_MROPE:
+            return "mrope";
+        case LLAMA_ROPE_TYPE_IMROPE:
+            return "imrope";
+        case LLAMA_ROPE_TYPE_VISION:
+            return "vision";
+        default:
+            return "none";
     }
 }
 
 std::string Model::memory_kind() const {
-    const llama_model *model = handle()->model;
+    const auto open = handle();
+    const llama_model *model = open->model;
     if (llama_model_is_recurrent(model)) return "recurrent";
     if (llama_model_is_hybrid(model)) return "hybrid";
     const auto meta = metadata();
@@ -216,10 +239,17 @@ std::vector<Device> list_devices() {
         ggml_backend_dev_memory(device, &free, &total);
         const char *kind = "accel";
         switch (ggml_backend_dev_type(device)) {
-            case GGML_BACKEND_DEVICE_TYPE_CPU: kind = "cpu"; break;
-            case GGML_BACKEND_DEVICE_TYPE_GPU: kind = "gpu"; break;
-            case GGML_BACKEND_DEVICE_TYPE_IGPU: kind = "igpu"; break;
-            default: break;
+            case GGML_BACKEND_DEVICE_TYPE_CPU:
+                kind = "cpu";
+                break;
+            case GGML_BACKEND_DEVICE_TYPE_GPU:
+                kind = "gpu";
+                break;
+            case GGML_BACKEND_DEVICE_TYPE_IGPU:
+                kind = "igpu";
+                break;
+            default:
+                break;
         }
         out.push_back({ggml_backend_dev_name(device), ggml_backend_dev_description(device), kind, free, total});
     }

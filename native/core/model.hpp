@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,18 @@
 
 namespace kvasir {
 
+// A shared_ptr that one thread may let go of while another copies it.
+template <class T>
+class Held {
+  public:
+    explicit Held(std::shared_ptr<T> value) : value_(std::move(value)) {}
+    std::shared_ptr<T> get() const { return std::atomic_load(&value_); }
+    void drop() { std::atomic_store(&value_, std::shared_ptr<T>()); }
+
+  private:
+    std::shared_ptr<T> value_;
+};
+
 // The weights themselves. Contexts, vocabularies and adapters share it, so garbage collection may come in any order.
 struct ModelHandle {
     explicit ModelHandle(llama_model *model) : model(model) {}
@@ -21,11 +34,16 @@ struct ModelHandle {
     ModelHandle(const ModelHandle &) = delete;
     ModelHandle &operator=(const ModelHandle &) = delete;
     llama_model *model;
+    std::mutex adapters;  // llama.cpp keeps a plain set of a model's adapters
 };
 
 struct AdapterHandle {
-    AdapterHandle(std::shared_ptr<ModelHandle> model, llama_adapter_lora *adapter) : model(std::move(model)), adapter(adapter) {}
-    ~AdapterHandle() { llama_adapter_lora_free(adapter); }
+    AdapterHandle(std::shared_ptr<ModelHandle> model, llama_adapter_lora *adapter)
+        : model(std::move(model)), adapter(adapter) {}
+    ~AdapterHandle() {
+        const std::lock_guard<std::mutex> lock(model->adapters);
+        llama_adapter_lora_free(adapter);
+    }
     AdapterHandle(const AdapterHandle &) = delete;
     AdapterHandle &operator=(const AdapterHandle &) = delete;
     std::shared_ptr<ModelHandle> model;
@@ -37,12 +55,12 @@ class Adapter {
   public:
     explicit Adapter(std::shared_ptr<AdapterHandle> handle) : handle_(std::move(handle)) {}
     std::map<std::string, std::string> metadata() const;
-    bool closed() const { return handle_ == nullptr; }
-    void close() { handle_.reset(); }
-    std::shared_ptr<AdapterHandle> handle() const;
+    bool closed() const { return handle_.get() == nullptr; }
+    void close() { handle_.drop(); }
+    std::shared_ptr<AdapterHandle> handle() const;  // raises Closed
 
   private:
-    std::shared_ptr<AdapterHandle> handle_;
+    Held<AdapterHandle> handle_;
 };
 
 struct ModelParams {
@@ -62,8 +80,8 @@ class Model {
   public:
     static std::unique_ptr<Model> load(const std::string &path, const ModelParams &params);
 
-    void close() { handle_.reset(); }
-    bool closed() const { return handle_ == nullptr; }
+    void close() { handle_.drop(); }
+    bool closed() const { return handle_.get() == nullptr; }
     std::shared_ptr<ModelHandle> handle() const;  // raises Closed
 
     Vocab vocab() const { return Vocab(handle()); }
@@ -93,7 +111,7 @@ class Model {
 
   private:
     Model(std::shared_ptr<ModelHandle> handle, bool vocab_only) : handle_(std::move(handle)), vocab_only_(vocab_only) {}
-    std::shared_ptr<ModelHandle> handle_;
+    Held<ModelHandle> handle_;
     bool vocab_only_;
 };
 

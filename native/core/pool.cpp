@@ -1,14 +1,23 @@
 #include "pool.hpp"
 
+#include <utility>
+
 namespace kvasir {
 
 Pool::Pool(size_t n_threads) {
-    for (size_t i = 1; i < n_threads; ++i) {
-        threads_.emplace_back([this] { serve(); });
+    try {
+        for (size_t i = 1; i < n_threads; ++i) {
+            threads_.emplace_back([this] { serve(); });
+        }
+    } catch (...) {  // the system has no more threads; those that run must end before their handles do
+        join();
+        throw;
     }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { join(); }
+
+void Pool::join() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
@@ -25,17 +34,21 @@ void Pool::drain(std::unique_lock<std::mutex> &lock) {
         const size_t i = next_++;
         ++n_running_;
         lock.unlock();
-        (*work_)(i);
+        std::exception_ptr thrown;
+        try {
+            (*work_)(i);
+        } catch (...) {
+            thrown = std::current_exception();
+        }
         lock.lock();
         --n_running_;
+        if (thrown && !thrown_) thrown_ = thrown;
     }
 }
 
 void Pool::each(size_t n, const std::function<void(size_t)> &work) {
-    if (n == 1 || threads_.empty()) {
-        for (size_t i = 0; i < n; ++i) {
-            work(i);
-        }
+    if (n == 1) {
+        work(0);
         return;
     }
     std::unique_lock<std::mutex> lock(mutex_);
@@ -46,6 +59,7 @@ void Pool::each(size_t n, const std::function<void(size_t)> &work) {
     drain(lock);
     done_.wait(lock, [&] { return n_running_ == 0; });
     n_ = 0;
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 void Pool::serve() {

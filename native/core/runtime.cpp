@@ -1,5 +1,6 @@
 #include "runtime.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -14,6 +15,7 @@ namespace kvasir {
 namespace {
 
 constexpr size_t MAX_QUEUED_LINES = 4096;  // a consumer that stopped reading must not eat the heap
+constexpr double MAX_WAIT_S = 3600.0;      // an endless wait overflows the clock
 
 struct AbortCaught {
     std::string message;
@@ -50,10 +52,14 @@ LogQueue &queue() {
 
 int python_level(ggml_log_level level) {
     switch (level) {
-        case GGML_LOG_LEVEL_ERROR: return 40;
-        case GGML_LOG_LEVEL_WARN: return 30;
-        case GGML_LOG_LEVEL_INFO: return 20;
-        default: return 10;
+        case GGML_LOG_LEVEL_ERROR:
+            return 40;
+        case GGML_LOG_LEVEL_WARN:
+            return 30;
+        case GGML_LOG_LEVEL_INFO:
+            return 20;
+        default:
+            return 10;
     }
 }
 
@@ -97,13 +103,14 @@ void ensure_backend() {
         llama_backend_init();
         return true;
     }();
-    (void) started;
+    (void)started;
 }
 
 std::vector<std::pair<int, std::string>> take_logs(double timeout_s) {
     LogQueue &q = queue();
     std::unique_lock<std::mutex> lock(q.mutex);
-    q.ready.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return !q.lines.empty(); });
+    const double wait_s = timeout_s > 0.0 ? std::min(timeout_s, MAX_WAIT_S) : 0.0;  // not a number: do not wait
+    q.ready.wait_for(lock, std::chrono::duration<double>(wait_s), [&] { return !q.lines.empty(); });
     std::vector<std::pair<int, std::string>> out(q.lines.begin(), q.lines.end());
     q.lines.clear();
     if (q.n_dropped > 0) {
@@ -147,6 +154,20 @@ void with_abort_trap(Kind kind, const std::string &doing, const std::function<vo
         t_trap = outer;
         throw;
     }
+}
+
+void without_abort_trap(const std::function<void()> &work) {
+    struct Restore {
+        bool trap;
+        LogCapture *capture;
+        ~Restore() {
+            t_trap = trap;
+            t_capture = capture;
+        }
+    } const restore{t_trap, t_capture};
+    t_trap = false;
+    t_capture = nullptr;
+    work();
 }
 
 }  // namespace kvasir

@@ -20,7 +20,8 @@ void ensure_backend();
 // Lines llama.cpp logged since the last call, as (Python logging level, text). Waits up to timeout_s for the first.
 std::vector<std::pair<int, std::string>> take_logs(double timeout_s);
 
-// While alive, warnings and errors logged by this thread are also collected here: llama.cpp gives reasons only in its log.
+// While alive, warnings and errors logged by this thread are also collected here: llama.cpp gives reasons only in its
+// log.
 class LogCapture {
   public:
     LogCapture();
@@ -39,5 +40,8 @@ class LogCapture {
 
 // Runs `work` on this thread; a GGML_ASSERT or GGML_ABORT inside it becomes an Error of this kind.
 void with_abort_trap(Kind kind, const std::string &doing, const std::function<void()> &work);
+
+// Runs `work`, a user's callback inside a trap, as if no trap and no capture were there: it may call us again.
+void without_abort_trap(const std::function<void()> &work);
 
 }  // namespace kvasir

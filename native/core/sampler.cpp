@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <regex>
 
 #include "draw.hpp"
 #include "error.hpp"
+#include "nesting.hpp"
 #include "runtime.hpp"
 
 namespace kvasir {
@@ -55,14 +57,51 @@ llama_token argmax(const float *logits, int32_t n_vocab) {
     return static_cast<llama_token>(std::max_element(logits, logits + n_vocab) - logits);
 }
 
+constexpr int32_t MAX_PENALTY_WINDOW = 1 << 20;  // 4 MB a sampler, above every context in use
+
+// Without a branch in the loop, so that it is a few microseconds for a large vocabulary.
+bool any_nan(const float *logits, int32_t n_vocab) {
+    int found = 0;
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        found |= logits[i] != logits[i];
+    }
+    return found != 0;
+}
+
 [[noreturn]] void bad(const std::string &message) { throw Error(Kind::BadOption, message); }
+
+constexpr size_t MAX_RULES = 10000;  // llama.cpp follows chains of rules recursively
+
+void check_nesting(const std::string &grammar) {
+    if (deepest_nesting(grammar, "(", ")", true) > MAX_NESTING) {
+        throw Error(Kind::BadGrammar, "the grammar nests more than " + std::to_string(MAX_NESTING) +
+                                          " parentheses; give the inner ones a rule of their own.");
+    }
+    size_t n_rules = 0;
+    for (size_t at = grammar.find("::="); at != std::string::npos; at = grammar.find("::=", at + 3)) {
+        ++n_rules;
+    }
+    if (n_rules > MAX_RULES) {
+        throw Error(Kind::BadGrammar, "the grammar has " + std::to_string(n_rules) + " rules; at most " +
+                                          std::to_string(MAX_RULES) + " are read.");
+    }
+}
+
+// A lazy grammar wakes up on a text that it may not admit, and says so with a plain exception.
+void accept_by_grammar(llama_sampler *grammar, llama_token token) {
+    try {
+        llama_sampler_accept(grammar, token);
+    } catch (const std::exception &e) {
+        throw Error(Kind::BadGrammar, std::string("the grammar does not admit what was generated: ") + e.what() + ".");
+    }
+}
 
 }  // namespace
 
 const std::vector<std::string> &sampler_names() {
-    static const std::vector<std::string> names = {"penalties", "dry",         "top_n_sigma", "top_k",      "typical_p",
-                                                   "top_p",     "min_p",       "xtc",         "temperature", "infill",
-                                                   "logit_bias", "mirostat",   "mirostat_v2", "adaptive_p"};
+    static const std::vector<std::string> names = {"penalties",  "dry",      "top_n_sigma", "top_k",       "typical_p",
+                                                   "top_p",      "min_p",    "xtc",         "temperature", "infill",
+                                                   "logit_bias", "mirostat", "mirostat_v2", "adaptive_p"};
     return names;
 }
 
@@ -74,28 +113,12 @@ Sampler::Sampler(const Vocab &vocab, const SamplerParams &params)
 Sampler::~Sampler() = default;
 
 void Sampler::build() {
-    if (!(params_.repeat_penalty > 0.0f)) bad("repeat_penalty must be above 0 (1.0 turns it off).");
-    if (params_.penalty_last_n < 0 || params_.dry_penalty_last_n < 0) bad("penalty_last_n counts tokens and cannot be negative here.");
-    if (params_.min_keep < 1) bad("min_keep must be at least 1.");
+    check_numbers();
     greedy_ = params_.temperature <= 0.0f && params_.mirostat == 0 && params_.adaptive_target < 0.0f;
-
-    std::vector<llama_logit_bias> bias;
-    for (const auto &[token, value] : params_.logit_bias) {
-        vocab_.check(token);
-        bias.push_back({token, value});
-    }
-    if (params_.ignore_eos) {
-        for (const llama_token token : vocab_.eog_tokens()) {
-            bias.push_back({token, -std::numeric_limits<float>::infinity()});
-        }
-    }
-    int32_t n_suppressed = 0;
-    const llama_token *suppressed = llama_vocab_get_suppress_tokens(vocab_.raw(), &n_suppressed);
-    for (int32_t i = 0; i < n_suppressed; ++i) {
-        bias.push_back({suppressed[i], -std::numeric_limits<float>::infinity()});
-    }
+    const std::vector<llama_logit_bias> bias = biases();
     if (!bias.empty()) {
-        add("logit_bias", llama_sampler_init_logit_bias(vocab_.n_tokens(), static_cast<int32_t>(bias.size()), bias.data()));
+        add("logit_bias",
+            llama_sampler_init_logit_bias(vocab_.n_tokens(), static_cast<int32_t>(bias.size()), bias.data()));
     }
     for (const std::string &name : params_.order) {
         add_by_name(name);
@@ -104,6 +127,66 @@ void Sampler::build() {
     if (!params_.grammar.empty()) {
         build_grammar();
     }
+}
+
+// A NaN on its way into a sort reads outside its array, and a window is allocated whole.
+void Sampler::check_numbers() const {
+    const SamplerParams &p = params_;
+    const std::pair<const char *, float> numbers[] = {
+        {"temperature", p.temperature},
+        {"dynatemp_range", p.dynatemp_range},
+        {"dynatemp_exponent", p.dynatemp_exponent},
+        {"top_p", p.top_p},
+        {"min_p", p.min_p},
+        {"typical_p", p.typical_p},
+        {"top_n_sigma", p.top_n_sigma},
+        {"xtc_probability", p.xtc_probability},
+        {"xtc_threshold", p.xtc_threshold},
+        {"repeat_penalty", p.repeat_penalty},
+        {"frequency_penalty", p.frequency_penalty},
+        {"presence_penalty", p.presence_penalty},
+        {"dry_multiplier", p.dry_multiplier},
+        {"dry_base", p.dry_base},
+        {"mirostat_tau", p.mirostat_tau},
+        {"mirostat_eta", p.mirostat_eta},
+        {"adaptive_target", p.adaptive_target},
+        {"adaptive_decay", p.adaptive_decay},
+    };
+    for (const auto &[name, value] : numbers) {
+        if (!std::isfinite(value)) bad(std::string(name) + " must be a finite number.");
+    }
+    if (p.repeat_penalty <= 0.0f) bad("repeat_penalty must be above 0 (1.0 turns it off).");
+    if (p.min_keep < 1) bad("min_keep must be at least 1.");
+    if (p.dry_allowed_length < 0) bad("dry_allowed_length counts tokens and cannot be negative.");
+    for (const int32_t n : {p.penalty_last_n, p.dry_penalty_last_n}) {
+        if (n < 0) bad("penalty_last_n counts tokens and cannot be negative here.");
+        if (n > MAX_PENALTY_WINDOW)
+            bad("penalty_last_n is " + std::to_string(n) + "; at most " + std::to_string(MAX_PENALTY_WINDOW) +
+                " tokens are remembered.");
+    }
+}
+
+// What the user wants, and the tokens that must never come.
+std::vector<llama_logit_bias> Sampler::biases() const {
+    constexpr float never = -std::numeric_limits<float>::infinity();
+    std::vector<llama_logit_bias> out;
+    for (const auto &[token, value] : params_.logit_bias) {
+        vocab_.check(token);
+        if (std::isnan(value) || value > std::numeric_limits<float>::max())
+            bad("a logit_bias is a number, or -inf to forbid its token.");
+        out.push_back({token, value});
+    }
+    if (params_.ignore_eos) {
+        for (const llama_token token : vocab_.eog_tokens()) {
+            out.push_back({token, never});
+        }
+    }
+    int32_t n_suppressed = 0;
+    const llama_token *suppressed = llama_vocab_get_suppress_tokens(vocab_.raw(), &n_suppressed);
+    for (int32_t i = 0; i < n_suppressed; ++i) {
+        out.push_back({suppressed[i], never});
+    }
+    return out;
 }
 
 void Sampler::add(const std::string &name, llama_sampler *sampler) { chain_.push_back({name, SamplerPtr(sampler)}); }
@@ -117,8 +200,10 @@ void Sampler::add_by_name(const std::string &name) {
     const SamplerParams &p = params_;
     const auto keep = static_cast<size_t>(p.min_keep);
     if (name == "penalties") {
-        if (p.penalty_last_n > 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f)) {
-            add(name, llama_sampler_init_penalties(vocab_.n_tokens(), p.penalty_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty));
+        if (p.penalty_last_n > 0 &&
+            (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f)) {
+            add(name, llama_sampler_init_penalties(vocab_.n_tokens(), p.penalty_last_n, p.repeat_penalty,
+                                                   p.frequency_penalty, p.presence_penalty));
         }
     } else if (name == "dry") {
         if (p.dry_multiplier > 0.0f && p.dry_base >= 1.0f && p.dry_penalty_last_n > 0) {
@@ -126,8 +211,8 @@ void Sampler::add_by_name(const std::string &name) {
             for (const std::string &b : p.dry_sequence_breakers) {
                 breakers.push_back(b.c_str());
             }
-            add(name, llama_sampler_init_dry(vocab_.raw(), p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers.data(),
-                                             breakers.size()));
+            add(name, llama_sampler_init_dry(vocab_.raw(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
+                                             p.dry_penalty_last_n, breakers.data(), breakers.size()));
         }
     } else if (greedy_ || p.mirostat != 0) {
         // The largest logit wins, or mirostat truncates by itself: nothing below changes the outcome.
@@ -158,7 +243,8 @@ void Sampler::add_last() {
     const auto seed = static_cast<uint32_t>(params_.seed ^ (params_.seed >> 32));
     if (params_.mirostat == 1) {
         add("temperature", llama_sampler_init_temp(params_.temperature));
-        add("mirostat", llama_sampler_init_mirostat(vocab_.n_tokens(), seed, params_.mirostat_tau, params_.mirostat_eta, 100));
+        add("mirostat",
+            llama_sampler_init_mirostat(vocab_.n_tokens(), seed, params_.mirostat_tau, params_.mirostat_eta, 100));
     } else if (params_.mirostat == 2) {
         add("temperature", llama_sampler_init_temp(params_.temperature));
         add("mirostat_v2", llama_sampler_init_mirostat_v2(seed, params_.mirostat_tau, params_.mirostat_eta));
@@ -173,20 +259,22 @@ void Sampler::add_last() {
 }
 
 void Sampler::build_grammar() {
+    check_nesting(params_.grammar);
     LogCapture log;
     llama_sampler *grammar = nullptr;
     try {
         if (params_.grammar_lazy) {
             std::vector<const char *> patterns;
             for (const std::string &p : params_.grammar_trigger_patterns) {
+                const std::regex valid(p);  // llama.cpp leaks where this throws
                 patterns.push_back(p.c_str());
             }
             for (const llama_token token : params_.grammar_trigger_tokens) {
                 vocab_.check(token);
             }
-            grammar = llama_sampler_init_grammar_lazy_patterns(vocab_.raw(), params_.grammar.c_str(), params_.grammar_root.c_str(), patterns.data(),
-                                                               patterns.size(), params_.grammar_trigger_tokens.data(),
-                                                               params_.grammar_trigger_tokens.size());
+            grammar = llama_sampler_init_grammar_lazy_patterns(
+                vocab_.raw(), params_.grammar.c_str(), params_.grammar_root.c_str(), patterns.data(), patterns.size(),
+                params_.grammar_trigger_tokens.data(), params_.grammar_trigger_tokens.size());
         } else {
             grammar = llama_sampler_init_grammar(vocab_.raw(), params_.grammar.c_str(), params_.grammar_root.c_str());
         }
@@ -196,19 +284,25 @@ void Sampler::build_grammar() {
         throw Error(Kind::BadGrammar, std::string("the grammar is not valid GBNF: ") + e.what() + ".");
     }
     if (!grammar) {
-        throw Error(Kind::BadGrammar, "the grammar is not valid GBNF: " + log.reason("it could not be parsed, or has no rule '" + params_.grammar_root + "'") + ".");
+        throw Error(Kind::BadGrammar,
+                    "the grammar is not valid GBNF: " +
+                        log.reason("it could not be parsed, or has no rule '" + params_.grammar_root + "'") + ".");
     }
     grammar_.reset(grammar);
 }
 
 llama_token Sampler::sample(const float *logits) {
     std::lock_guard<std::mutex> lock(mutex_);
-    llama_token token = pick(logits, false);
-    if (grammar_ && !grammar_allows(token)) {
-        attempt_ = 1;
-        token = pick(logits, true);
-    }
-    accept_locked(token, true);
+    if (any_nan(logits, vocab_.n_tokens())) bad("the model produced no finite logits for this row.");
+    llama_token token = LLAMA_TOKEN_NULL;
+    with_abort_trap(Kind::BadOption, "sampling", [&] {
+        token = pick(logits, false);
+        if (grammar_ && !grammar_allows(token)) {
+            attempt_ = 1;
+            token = pick(logits, true);
+        }
+        accept_locked(token, true);
+    });
     return token;
 }
 
@@ -218,7 +312,8 @@ llama_token Sampler::pick(const float *logits, bool with_grammar) {
         return argmax(logits, n_vocab);
     }
     Candidates &c = *candidates_;
-    const bool top_k_first = !with_grammar && !chain_.empty() && chain_.front().name == "top_k" && params_.top_k <= FAST_TOP_K;
+    const bool top_k_first =
+        !with_grammar && !chain_.empty() && chain_.front().name == "top_k" && params_.top_k <= FAST_TOP_K;
     if (top_k_first) {
         c.top(logits, n_vocab, std::max(params_.top_k, params_.min_keep));
     } else {
@@ -226,9 +321,13 @@ llama_token Sampler::pick(const float *logits, bool with_grammar) {
     }
     if (with_grammar) {
         llama_sampler_apply(grammar_.get(), &c.array);
-        const bool any = std::any_of(c.data.begin(), c.data.end(), [](const llama_token_data &d) { return d.logit > -std::numeric_limits<float>::infinity(); });
+        const bool any = std::any_of(c.data.begin(), c.data.end(), [](const llama_token_data &d) {
+            return d.logit > -std::numeric_limits<float>::infinity();
+        });
         if (!any) {
-            throw Error(Kind::BadGrammar, "the grammar admits no token of this vocabulary here; check that its rules can be spelled in it.");
+            throw Error(
+                Kind::BadGrammar,
+                "the grammar admits no token of this vocabulary here; check that its rules can be spelled in it.");
         }
     }
     apply_chain(c, top_k_first ? 1 : 0);
@@ -251,7 +350,8 @@ void Sampler::apply_xtc(llama_token_data_array &array) const {
         return;
     }
     if (!array.sorted) {
-        std::sort(array.data, array.data + array.size, [](const llama_token_data &a, const llama_token_data &b) { return a.logit > b.logit; });
+        std::sort(array.data, array.data + array.size,
+                  [](const llama_token_data &a, const llama_token_data &b) { return a.logit > b.logit; });
         array.sorted = true;
     }
     double sum = 0.0;
@@ -260,7 +360,8 @@ void Sampler::apply_xtc(llama_token_data_array &array) const {
         sum += static_cast<double>(array.data[i].p);
     }
     size_t n_above = 0;
-    while (n_above < array.size && static_cast<double>(array.data[n_above].p) / sum >= static_cast<double>(params_.xtc_threshold)) {
+    while (n_above < array.size &&
+           static_cast<double>(array.data[n_above].p) / sum >= static_cast<double>(params_.xtc_threshold)) {
         ++n_above;
     }
     if (n_above >= 2 && array.size - (n_above - 1) >= static_cast<size_t>(params_.min_keep)) {
@@ -276,7 +377,8 @@ llama_token Sampler::select(llama_token_data_array &array) const {
     }
     if (array.size == 0) throw Error(Kind::BadOption, "the sampler chain left no candidate; raise min_keep.");
     const auto less = [](const llama_token_data &a, const llama_token_data &b) { return a.logit < b.logit; };
-    const llama_token_data *best = array.sorted ? array.data : std::max_element(array.data, array.data + array.size, less);
+    const llama_token_data *best =
+        array.sorted ? array.data : std::max_element(array.data, array.data + array.size, less);
     if (!std::isfinite(best->logit)) throw Error(Kind::BadOption, "the model produced no finite logits for this row.");
     if (greedy_) return best->id;
 
@@ -307,7 +409,7 @@ void Sampler::accept(llama_token token, bool generated) {
     if (generated && grammar_ && !grammar_allows(token)) {
         throw Error(Kind::BadGrammar, "the grammar does not admit token " + std::to_string(token) + " here.");
     }
-    accept_locked(token, generated);
+    with_abort_trap(Kind::BadGrammar, "accepting a token", [&] { accept_locked(token, generated); });
 }
 
 void Sampler::accept_locked(llama_token token, bool generated) {
@@ -315,13 +417,14 @@ void Sampler::accept_locked(llama_token token, bool generated) {
         if (link.sampler) llama_sampler_accept(link.sampler.get(), token);
     }
     if (!generated) return;
-    if (grammar_) llama_sampler_accept(grammar_.get(), token);
+    if (grammar_) accept_by_grammar(grammar_.get(), token);
     ++index_;
     attempt_ = 0;
 }
 
 bool Sampler::needs_history() const {
-    return std::any_of(chain_.begin(), chain_.end(), [](const Link &link) { return link.name == "penalties" || link.name == "dry"; });
+    return std::any_of(chain_.begin(), chain_.end(),
+                       [](const Link &link) { return link.name == "penalties" || link.name == "dry"; });
 }
 
 void Sampler::accept_prompt(const std::vector<llama_token> &tokens) {
@@ -369,6 +472,11 @@ std::vector<std::string> Sampler::names() const {
     }
     if (!selects_itself_) out.emplace_back(greedy_ ? "greedy" : "draw");
     return out;
+}
+
+uint32_t Sampler::n_draws() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return index_;
 }
 
 void Sampler::seek(uint32_t index) {

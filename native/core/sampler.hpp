@@ -19,7 +19,8 @@ namespace kvasir {
 
 struct SamplerParams {
     uint64_t seed = 0;
-    std::vector<std::string> order = {"penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"};
+    std::vector<std::string> order = {"penalties", "dry",   "top_n_sigma", "top_k",      "typical_p",
+                                      "top_p",     "min_p", "xtc",         "temperature"};
     float temperature = 0.8f, dynatemp_range = 0.0f, dynatemp_exponent = 1.0f;
     int32_t top_k = 40;
     float top_p = 0.95f, min_p = 0.05f, typical_p = 1.0f, top_n_sigma = -1.0f;
@@ -65,7 +66,7 @@ class Sampler {
     std::unique_ptr<Sampler> clone() const;
     std::vector<std::string> names() const;
     uint64_t seed() const { return params_.seed; }
-    uint32_t n_draws() const { return index_; }
+    uint32_t n_draws() const;
     void seek(uint32_t index);
     const Vocab &vocab() const { return vocab_; }
 
@@ -76,6 +77,8 @@ class Sampler {
     };
 
     void build();
+    void check_numbers() const;
+    std::vector<llama_logit_bias> biases() const;
     void add(const std::string &name, llama_sampler *sampler);
     void add_by_name(const std::string &name);
     void add_last();

@@ -3,12 +3,17 @@
 #include "error.hpp"
 #include "json-schema-to-grammar.h"
 #include "json.h"
+#include "nesting.hpp"
 #include "runtime.hpp"
 
 namespace kvasir {
 
 std::string json_schema_to_gbnf(const std::string &schema_json) {
     ensure_backend();
+    if (deepest_nesting(schema_json, "{[", "}]", false) > MAX_NESTING) {
+        throw Error(Kind::BadSchema,
+                    "this JSON schema nests more than " + std::to_string(MAX_NESTING) + " levels; use $defs and $ref.");
+    }
     std::string grammar;
     with_abort_trap(Kind::BadSchema, "converting the schema", [&] {
         try {

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <memory>
+#include <numeric>
 
 #include "error.hpp"
 #include "ggml-backend.h"
@@ -31,14 +34,10 @@ struct TensorHeader {
 
 using GgmlPtr = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
 
-// Every K tensor, then every V tensor, of the cache's layers: [row, cell, stream].
-std::vector<ggml_tensor *> tensors_of(const llama_kv_cache &cache, llama_seq_id seq) {
-    std::vector<ggml_tensor *> out;
+// V has no accessor; a view of its first cell names the storage and shows how it lies.
+template <class Visit>
+void each_v(const llama_kv_cache &cache, llama_seq_id seq, Visit visit) {
     const std::vector<uint32_t> layers = cache.get_layer_ids();
-    for (const uint32_t layer : layers) {
-        out.push_back(cache.get_k_storage(static_cast<int32_t>(layer)));
-    }
-    // V has no accessor; a view of it names its storage.
     const GgmlPtr views(ggml_init({ggml_tensor_overhead() * (layers.size() * 4 + 8), nullptr, true}), &ggml_free);
     llama_kv_cache::slot_info where{};
     where.s0 = where.s1 = cache.get_stream(seq);
@@ -46,11 +45,17 @@ std::vector<ggml_tensor *> tensors_of(const llama_kv_cache &cache, llama_seq_id 
     where.strm[0] = static_cast<llama_seq_id>(where.s0);
     where.idxs[0] = {0};
     for (const uint32_t layer : layers) {
-        ggml_tensor *view = cache.get_v(views.get(), static_cast<int32_t>(layer), 1, where);
-        if (view) {
-            out.push_back(view->view_src ? view->view_src : view);
-        }
+        if (ggml_tensor *view = cache.get_v(views.get(), static_cast<int32_t>(layer), 1, where)) visit(view);
     }
+}
+
+// Every K tensor, then every V tensor, of the cache's layers: [row, cell, stream].
+std::vector<ggml_tensor *> tensors_of(const llama_kv_cache &cache, llama_seq_id seq) {
+    std::vector<ggml_tensor *> out;
+    for (const uint32_t layer : cache.get_layer_ids()) {
+        out.push_back(cache.get_k_storage(static_cast<int32_t>(layer)));
+    }
+    each_v(cache, seq, [&](ggml_tensor *view) { out.push_back(view->view_src ? view->view_src : view); });
     return out;
 }
 
@@ -84,6 +89,62 @@ std::vector<uint32_t> claim(llama_kv_cache &cache, llama_seq_id seq, const std::
     }
     cache.apply_ubatch(where, ubatch);
     return where.idxs[0];
+}
+
+// The rows of one payload: `n` tokens, tensor after tensor.
+struct Rows {
+    const char *data;
+    size_t n;
+};
+
+// Refuses whatever was not written by read_rows() of a cache like this.
+Rows rows_in(const std::string &payload, const std::vector<ggml_tensor *> &tensors) {
+    SpanHeader header{};
+    const size_t head = sizeof(SpanHeader) + tensors.size() * sizeof(TensorHeader);
+    size_t size = head;
+    bool fits = payload.size() >= size;
+    if (fits) {
+        std::memcpy(&header, payload.data(), sizeof(header));
+        fits = header.magic == SPAN_MAGIC && header.version == SPAN_VERSION && header.n_tensors == tensors.size();
+    }
+    for (size_t i = 0; fits && i < tensors.size(); ++i) {
+        TensorHeader th{};
+        std::memcpy(&th, payload.data() + sizeof(SpanHeader) + i * sizeof(TensorHeader), sizeof(th));
+        fits = th.type == static_cast<int32_t>(tensors[i]->type) && th.row_bytes == tensors[i]->nb[1];
+        size += size_t(header.n_tokens) * th.row_bytes;
+    }
+    if (!fits || payload.size() != size) {
+        throw Error(Kind::BadOption, "these bytes are not a KV span of this model and these KV types.");
+    }
+    return {payload.data() + head, header.n_tokens};
+}
+
+// Claims cells for `positions` and fills them from `parts`, in order. False: no room, and nothing changed.
+bool place_rows(llama_kv_cache &cache, llama_seq_id seq, const std::vector<llama_pos> &positions,
+                const std::vector<Rows> &parts) {
+    if (positions.empty()) {
+        return true;
+    }
+    const std::vector<uint32_t> index = claim(cache, seq, positions);
+    if (index.empty()) {
+        return false;
+    }
+    const size_t stream = cache.get_stream(seq);
+    const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
+    auto first = index.begin();
+    for (const Rows &part : parts) {
+        const std::vector<uint32_t> to(first, first + static_cast<ptrdiff_t>(part.n));
+        const char *at = part.data;
+        for (ggml_tensor *tensor : tensors) {
+            const size_t row = tensor->nb[1];
+            each_run(to, [&](size_t i, size_t cell, size_t n) {
+                ggml_backend_tensor_set(tensor, at + i * row, stream * tensor->nb[2] + cell * row, n * row);
+            });
+            at += part.n * row;
+        }
+        first += static_cast<ptrdiff_t>(part.n);
+    }
+    return true;
 }
 
 }  // namespace
@@ -127,12 +188,23 @@ bool rows_movable(const llama_kv_cache &cache) {
     for (const ggml_tensor *tensor : tensors_of(cache, 0)) {
         if (!ggml_is_contiguous(tensor)) return false;
     }
-    return true;
+    // Without flash attention a cell is a column of V, yet the storage has the same shape; only a view's strides tell.
+    bool transposed = false;
+    each_v(cache, 0, [&](const ggml_tensor *view) { transposed = transposed || view->nb[1] > view->nb[2]; });
+    return !transposed;
 }
 
-bool any_shared(const llama_kv_cache &cache, const std::vector<Cell> &cells) {
+std::vector<Cell> shared_among(const llama_kv_cache &cache, const std::vector<Cell> &cells) {
+    std::vector<Cell> out;
+    if (cache.get_n_stream() != 1) return out;
     const llama_kv_cells &all = cache.get_cells(0);
-    return cache.get_n_stream() == 1 && std::any_of(cells.begin(), cells.end(), [&](const Cell &c) { return all.seq_count(c.index) > 1; });
+    std::copy_if(cells.begin(), cells.end(), std::back_inserter(out),
+                 [&](const Cell &c) { return all.seq_count(c.index) > 1; });
+    return out;
+}
+
+uint32_t n_free(const llama_kv_cache &cache, llama_seq_id seq) {
+    return cache.get_size() - cache.get_cells(seq).get_used();
 }
 
 uint32_t n_used(const llama_kv_cache &cache, uint32_t n_seq_max) {
@@ -156,7 +228,8 @@ std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::
     }
     std::string out(size, '\0');
     char *at = out.data();
-    const SpanHeader header = {SPAN_MAGIC, SPAN_VERSION, static_cast<uint32_t>(cells.size()), static_cast<uint32_t>(tensors.size())};
+    const SpanHeader header = {SPAN_MAGIC, SPAN_VERSION, static_cast<uint32_t>(cells.size()),
+                               static_cast<uint32_t>(tensors.size())};
     std::memcpy(at, &header, sizeof(header));
     at += sizeof(header);
     for (const ggml_tensor *tensor : tensors) {
@@ -181,54 +254,32 @@ std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::
 
 bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads) {
     const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
-    std::vector<const char *> rows;
-    std::vector<size_t> counts;
-    std::vector<llama_pos> positions;
+    std::vector<Rows> parts;
+    size_t n_tokens = 0;
     for (const std::string &payload : payloads) {
-        SpanHeader header{};
-        size_t size = sizeof(SpanHeader) + tensors.size() * sizeof(TensorHeader);
-        bool fits = payload.size() >= size;
-        if (fits) {
-            std::memcpy(&header, payload.data(), sizeof(header));
-            fits = header.magic == SPAN_MAGIC && header.version == SPAN_VERSION && header.n_tensors == tensors.size();
-        }
-        for (size_t i = 0; fits && i < tensors.size(); ++i) {
-            TensorHeader th{};
-            std::memcpy(&th, payload.data() + sizeof(SpanHeader) + i * sizeof(TensorHeader), sizeof(th));
-            fits = th.type == static_cast<int32_t>(tensors[i]->type) && th.row_bytes == tensors[i]->nb[1];
-            size += size_t(header.n_tokens) * th.row_bytes;
-        }
-        if (!fits || payload.size() != size) {
-            throw Error(Kind::BadOption, "these bytes are not a KV span of this model and these KV types.");
-        }
-        rows.push_back(payload.data() + sizeof(SpanHeader) + tensors.size() * sizeof(TensorHeader));
-        counts.push_back(header.n_tokens);
-        for (uint32_t i = 0; i < header.n_tokens; ++i) {
-            positions.push_back(p0 + static_cast<llama_pos>(positions.size()));
-        }
+        parts.push_back(rows_in(payload, tensors));
+        n_tokens += parts.back().n;
     }
-    if (positions.empty()) {
-        return true;
-    }
-    const std::vector<uint32_t> index = claim(cache, seq, positions);
-    if (index.empty()) {
+    if (n_tokens > cache.get_size()) {
         return false;
     }
-    const size_t stream = cache.get_stream(seq);
-    size_t first = 0;
-    for (size_t p = 0; p < payloads.size(); ++p) {
-        const std::vector<uint32_t> part(index.begin() + static_cast<ptrdiff_t>(first), index.begin() + static_cast<ptrdiff_t>(first + counts[p]));
-        const char *at = rows[p];
-        for (ggml_tensor *tensor : tensors) {
-            const size_t row = tensor->nb[1];
-            each_run(part, [&](size_t i, size_t cell, size_t n) {
-                ggml_backend_tensor_set(tensor, at + i * row, stream * tensor->nb[2] + cell * row, n * row);
-            });
-            at += counts[p] * row;
-        }
-        first += counts[p];
+    if (n_tokens > static_cast<size_t>(std::numeric_limits<llama_pos>::max() - p0)) {
+        throw Error(Kind::BadOption, "a span of " + std::to_string(n_tokens) + " tokens at " + std::to_string(p0) +
+                                         " leaves the range of positions.");
     }
-    return true;
+    std::vector<llama_pos> positions(n_tokens);
+    std::iota(positions.begin(), positions.end(), p0);
+    return place_rows(cache, seq, positions, parts);
+}
+
+void move_cells(llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells) {
+    const std::string payload = read_rows(cache, seq, cells);
+    std::vector<llama_pos> positions;
+    for (const Cell &cell : cells) {
+        positions.push_back(cell.pos);
+        cache.seq_rm(seq, cell.pos, cell.pos + 1);
+    }
+    place_rows(cache, seq, positions, {rows_in(payload, tensors_of(cache, seq))});
 }
 
 bool copy_rows(llama_kv_cache &cache, llama_seq_id src, llama_seq_id dst, const std::vector<Cell> &cells) {
@@ -260,10 +311,40 @@ bool copy_rows(llama_kv_cache &cache, llama_seq_id src, llama_seq_id dst, const 
     return true;
 }
 
+bool positions_possible(llama_memory_t memory, llama_seq_id seq) {
+    const Caches caches = caches_of(memory);
+    bool possible = true;
+    for (llama_kv_cache *cache : {caches.base, caches.window}) {
+        if (!cache) continue;
+        auto &cells = const_cast<llama_kv_cells &>(cache->get_cells(seq));
+        std::vector<uint32_t> below;
+        llama_pos last = -1;
+        for (const auto &[pos, index] : cells.seq_pos_get(seq)) {
+            possible = possible && pos > last;
+            last = pos;
+            if (pos < 0) below.push_back(index);
+        }
+        for (const uint32_t index : below) {
+            cells.seq_rm(index, seq);
+        }
+    }
+    if (caches.recurrent) {
+        for (auto &cell : caches.recurrent->cells) {
+            if (cell.pos >= 0 || !cell.has_seq_id(seq)) continue;
+            cell.pos = 0;
+            possible = false;
+        }
+    }
+    return possible;
+}
+
+bool is_causal(const llama_context *context) { return context->get_cparams().causal_attn; }
+
 bool rope_is_relative(const llama_context *context) {
     const llama_cparams &c = context->get_cparams();
     // YaRN multiplies by a magnitude on every rotation, so a second rotation would scale K twice.
-    return c.rope_scaling_type != LLAMA_ROPE_SCALING_TYPE_YARN && c.rope_scaling_type != LLAMA_ROPE_SCALING_TYPE_LONGROPE && c.yarn_ext_factor == 0.0f;
+    return c.rope_scaling_type != LLAMA_ROPE_SCALING_TYPE_YARN &&
+           c.rope_scaling_type != LLAMA_ROPE_SCALING_TYPE_LONGROPE && c.yarn_ext_factor == 0.0f;
 }
 
 void apply_pending(llama_context *context) { context->memory_update(false); }

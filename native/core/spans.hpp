@@ -2,7 +2,8 @@
 //
 // llama.cpp's public state calls move whole sequences and wipe their destination. These move any span of rows, in both
 // layouts, and append: what a block cache, prefix sharing between streams and un-sharing before a shift need. A row is
-// one cell's K or V in one layer. Caches with transposed V (flash attention off) or per-cell extras (M-RoPE) are refused.
+// one cell's K or V in one layer. Caches with transposed V (flash attention off) or per-cell extras (M-RoPE) are
+// refused.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,10 @@ struct Cell {
 std::vector<Cell> cells_of(const llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, llama_pos p1);
 
 bool rows_movable(const llama_kv_cache &cache);
-bool any_shared(const llama_kv_cache &cache, const std::vector<Cell> &cells);
+std::vector<Cell> shared_among(const llama_kv_cache &cache,
+                               const std::vector<Cell> &cells);  // those other sequences use too
 uint32_t n_used(const llama_kv_cache &cache, uint32_t n_seq_max);
+uint32_t n_free(const llama_kv_cache &cache, llama_seq_id seq);
 uint32_t n_total(const llama_kv_cache &cache);
 
 // A header naming types and row sizes, then for every layer its K rows and V rows. Identical in both layouts.
@@ -45,6 +48,16 @@ bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const st
 
 // Appends copies of src's `cells` to dst at the same positions. False: not enough free cells, nothing changed.
 bool copy_rows(llama_kv_cache &cache, llama_seq_id src, llama_seq_id dst, const std::vector<Cell> &cells);
+
+// Moves these cells of `seq` to free ones at the same positions. Only after asking n_free.
+void move_cells(llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells);
+
+// After a restore of foreign bytes: whether the positions of `seq` can be. Those below 0, which nothing could remove
+// any more, are made removable.
+bool positions_possible(llama_memory_t memory, llama_seq_id seq);
+
+// Whether a decode may be cut into ubatches; without causal attention every token must see all others at once.
+bool is_causal(const llama_context *context);
 
 // Whether rotating a stored K again by a position difference gives what computing it there would have given.
 bool rope_is_relative(const llama_context *context);

@@ -8,6 +8,11 @@
 #include "runtime.hpp"
 
 namespace kvasir {
+namespace {
+
+constexpr size_t MAX_DETOKENIZE = size_t(1) << 24;  // llama.cpp counts the bytes of the text in 32 bits
+
+}  // namespace
 
 Vocab::Vocab(std::shared_ptr<ModelHandle> model)
     : model_(std::move(model)), vocab_(llama_model_get_vocab(model_->model)) {}
@@ -16,39 +21,55 @@ int32_t Vocab::n_tokens() const { return llama_vocab_n_tokens(vocab_); }
 
 std::string Vocab::kind() const {
     switch (llama_vocab_type(vocab_)) {
-        case LLAMA_VOCAB_TYPE_SPM: return "spm";
-        case LLAMA_VOCAB_TYPE_BPE: return "bpe";
-        case LLAMA_VOCAB_TYPE_WPM: return "wpm";
-        case LLAMA_VOCAB_TYPE_UGM: return "ugm";
-        case LLAMA_VOCAB_TYPE_RWKV: return "rwkv";
-        case LLAMA_VOCAB_TYPE_PLAMO2: return "plamo2";
-        case LLAMA_VOCAB_TYPE_TEST: return "test";
-        default: return "none";
+        case LLAMA_VOCAB_TYPE_SPM:
+            return "spm";
+        case LLAMA_VOCAB_TYPE_BPE:
+            return "bpe";
+        case LLAMA_VOCAB_TYPE_WPM:
+            return "wpm";
+        case LLAMA_VOCAB_TYPE_UGM:
+            return "ugm";
+        case LLAMA_VOCAB_TYPE_RWKV:
+            return "rwkv";
+        case LLAMA_VOCAB_TYPE_PLAMO2:
+            return "plamo2";
+        case LLAMA_VOCAB_TYPE_TEST:
+            return "test";
+        default:
+            return "none";
     }
 }
 
 void Vocab::check(llama_token token) const {
     if (token < 0 || token >= n_tokens()) {
-        throw Error(Kind::BadOption, "token id " + std::to_string(token) + " is outside this vocabulary, which has ids 0 to " +
+        throw Error(Kind::BadOption, "token id " + std::to_string(token) +
+                                         " is outside this vocabulary, which has ids 0 to " +
                                          std::to_string(n_tokens() - 1) + ".");
     }
 }
 
-std::vector<llama_token> Vocab::tokenize(const std::string &text, bool add_special, bool parse_special) const {
+void Vocab::require_text() const {
     if (llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE) {
         throw Error(Kind::TokenizeFailed, "this model has no tokenizer; give token ids instead of text.");
     }
+}
+
+std::vector<llama_token> Vocab::tokenize(const std::string &text, bool add_special, bool parse_special) const {
+    require_text();
     if (text.size() > INT_MAX / 2) {
-        throw Error(Kind::TokenizeFailed, "the text is " + std::to_string(text.size()) + " bytes; at most 1 GiB can be tokenized.");
+        throw Error(Kind::TokenizeFailed,
+                    "the text is " + std::to_string(text.size()) + " bytes; at most 1 GiB can be tokenized.");
     }
     std::vector<llama_token> tokens(text.size() + 2);
     with_abort_trap(Kind::TokenizeFailed, "tokenizing", [&] {
         try {
             const auto len = static_cast<int32_t>(text.size());
-            int32_t n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()), add_special, parse_special);
+            int32_t n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()),
+                                       add_special, parse_special);
             if (n < 0 && n != INT32_MIN) {
                 tokens.resize(static_cast<size_t>(-n));
-                n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()), add_special, parse_special);
+                n = llama_tokenize(vocab_, text.data(), len, tokens.data(), static_cast<int32_t>(tokens.size()),
+                                   add_special, parse_special);
             }
             if (n < 0) {
                 throw Error(Kind::TokenizeFailed, "the text is too long to be tokenized.");
@@ -64,6 +85,7 @@ std::vector<llama_token> Vocab::tokenize(const std::string &text, bool add_speci
 }
 
 std::string Vocab::token_to_bytes(llama_token token, bool special) const {
+    require_text();
     check(token);
     std::string piece(32, '\0');
     int32_t n = llama_token_to_piece(vocab_, token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
@@ -76,27 +98,36 @@ std::string Vocab::token_to_bytes(llama_token token, bool special) const {
 }
 
 std::string Vocab::detokenize(const std::vector<llama_token> &tokens, bool remove_special, bool unparse_special) const {
+    require_text();
+    if (tokens.size() > MAX_DETOKENIZE) {
+        throw Error(Kind::BadOption,
+                    std::to_string(tokens.size()) + " tokens are too many to be turned into text at once.");
+    }
     for (const llama_token token : tokens) {
         check(token);
     }
     const auto n_tokens = static_cast<int32_t>(tokens.size());
     std::string text(tokens.size() * 8 + 16, '\0');
-    int32_t n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()), remove_special, unparse_special);
+    int32_t n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()),
+                                 remove_special, unparse_special);
     if (n < 0) {
         text.resize(static_cast<size_t>(-n));
-        n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()), remove_special, unparse_special);
+        n = llama_detokenize(vocab_, tokens.data(), n_tokens, text.data(), static_cast<int32_t>(text.size()),
+                             remove_special, unparse_special);
     }
     text.resize(n > 0 ? static_cast<size_t>(n) : 0);
     return text;
 }
 
 std::string Vocab::text(llama_token token) const {
+    require_text();
     check(token);
     const char *text = llama_vocab_get_text(vocab_, token);
     return text ? text : "";
 }
 
 float Vocab::score(llama_token token) const {
+    require_text();
     check(token);
     return llama_vocab_get_score(vocab_, token);
 }
@@ -107,6 +138,7 @@ bool Vocab::is_eog(llama_token token) const {
 }
 
 bool Vocab::is_control(llama_token token) const {
+    require_text();
     check(token);
     return llama_vocab_is_control(vocab_, token);
 }

@@ -35,6 +35,7 @@ class Vocab {
     std::optional<llama_token> special(const std::string &name) const;
 
     void check(llama_token token) const;  // BadOption unless 0 <= token < n_tokens
+    void require_text() const;            // TokenizeFailed where the vocabulary has ids and no texts
     const llama_vocab *raw() const { return vocab_; }
     const std::shared_ptr<ModelHandle> &model() const { return model_; }
 
