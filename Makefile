@@ -73,7 +73,7 @@ asan: venv  ## native tests under address and undefined-behaviour sanitizers
 	cmake -S . -B build/asan $$(command -v ninja >/dev/null && echo -GNinja) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -DKVASIR_EXTENSION=OFF -DKVASIR_NATIVE_TESTS=ON -DKVASIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug
 	cmake --build build/asan
-	$(ASAN) build/asan/kvasir_native_tests
+	$(ASAN) build/asan/kvasir_native_tests build/asan/models
 
 bench: build  ## compare with llama.cpp's own programs; BENCH_ARGS="--quick" only sees that it runs
 	@peers=$$($(BIN)/python tools/llama_cpp.py peers) && for script in single_stream batching; do \
