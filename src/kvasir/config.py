@@ -44,6 +44,8 @@ _FOREIGN = {
 }
 
 Count = Annotated[int, Meta(ge=1, le=INT32_MAX, description="a whole number, 1 or more (at most 2,147,483,647)")]
+Whole = Annotated[int, Meta(ge=0, le=INT32_MAX, description="a whole number, 0 or more")]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 50, description="a number of bytes, 0 or more (0: none)")]
 Index = Annotated[int, Meta(ge=0, le=1023, description="a whole number from 0 to 1,023")]
 Layers = Annotated[int, Meta(ge=-1, le=INT32_MAX, description="a whole number, 0 or more, or -1 for all")]
 # 256 is llama.cpp's LLAMA_MAX_SEQ; 512 is GGML_MAX_N_THREADS.
@@ -110,7 +112,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     yarn_attn_factor: Finite = -1.0
     yarn_beta_fast: Finite = -1.0
     yarn_beta_slow: Finite = -1.0
-    yarn_orig_ctx: Annotated[int, Meta(ge=0, le=INT32_MAX, description="a whole number, 0 or more")] = 0
+    yarn_orig_ctx: Whole = 0
 
     slots: Slots = 4
     layout: Literal["auto", "unified", "split"] = "auto"
@@ -118,6 +120,23 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: Count = 512
     prefill_budget: Count = 128
     max_queue: Count = 64
+
+    cache: Flag = False
+    cache_dir: Path | None = None  # None: `kv` in the store's home
+    cache_ram_bytes: Bytes | None = None  # None: an eighth of the memory, 2 GiB at most
+    cache_tmpfs_dir: Path | None = None
+    cache_tmpfs_bytes: Bytes = 1 << 30
+    cache_disk_bytes: Bytes = 10 << 30
+    cache_pressure: Literal["none", "psutil", "nvml"] = "none"
+    fingerprint_mode: Literal["safe", "chunked", "fast_unsafe"] = "safe"
+    block_tokens: Count = 256
+    min_tokens: Whole = 32
+    cold_min_tokens: Whole = 32
+    cold_max_tokens: Whole = 1 << 30
+    continued_interval: Count = 256
+    boundary_trim_tokens: Whole = 32
+    boundary_align_tokens: Count = 256
+    session_resume_wait_ms: Whole = 500
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,7 +355,7 @@ def _flash_attn(name: str, given: _Given) -> str:
 
 
 def _path(name: str, given: _Given) -> Path | None:
-    if given.value is None and name == "model_dir":
+    if given.value is None and name != "home":
         return None
     if not isinstance(given.value, str | os.PathLike) or not os.fspath(given.value) or "\0" in str(given.value):
         raise _refused(name, given, "a path")
@@ -424,6 +443,8 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 _SPECIAL = {
     "flash_attn": _flash_attn,
     "model_dir": _path,
+    "cache_dir": _path,
+    "cache_tmpfs_dir": _path,
     "home": _path,
     "adapters": _adapters,
     "strategy": _strategy,

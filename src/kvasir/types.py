@@ -72,6 +72,7 @@ class Completion:
 
     `stop` is the stop string that matched, if one did. `seed` is the seed in use, also where none was given.
     `logprobs` has one entry per token where they were asked for. `parsed` is the object a `json_schema` described.
+    `key` names what the request left in the cache: the `parent_key` of one that continues it.
     """
 
     text: str
@@ -83,6 +84,7 @@ class Completion:
     usage: Usage
     timings: Timings
     parsed: Any = field(default=None)
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from kvasir.engine.events import EngineStats
 from kvasir.engine.plan import Budget, Plan, PlannedRow, SeqView, Strategy, View
 from kvasir.engine.request import Done, Event, Failed, Request, RequestId, Sink, Tokens
 from kvasir.engine.settings import EngineSettings
+from kvasir.engine.warm import Binding
 
 __all__ = [
-    "Budget", "Done", "Engine", "EngineSettings", "EngineStats", "Event", "Failed", "Plan", "PlannedRow", "Request",
-    "RequestId", "SeqView", "Sink", "Strategy", "Tokens", "View",
+    "Binding", "Budget", "Done", "Engine", "EngineSettings", "EngineStats", "Event", "Failed", "Plan", "PlannedRow",
+    "Request", "RequestId", "SeqView", "Sink", "Strategy", "Tokens", "View",
 ]  # fmt: skip

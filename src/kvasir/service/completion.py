@@ -97,6 +97,7 @@ class Reply:
             usage=done.usage,
             timings=done.timings,
             parsed=parsed,
+            key=done.key.hex() if done.key is not None else None,
         )
 
     def _parsed(self, text: str, reason: FinishReason) -> object:

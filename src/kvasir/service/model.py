@@ -20,7 +20,8 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from kvasir import native
-from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults
+from kvasir.cache import Cache
+from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults, store_settings
 from kvasir.engine import Engine, EngineStats, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
 from kvasir.errors import BadOption, Closed, Unsupported
@@ -28,6 +29,7 @@ from kvasir.model.sampler import build_sampler, random_seed
 from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
+from kvasir.service.caching import bind, cache_settings
 from kvasir.service.completion import Reply
 from kvasir.service.options import GenerateOptions, SamplingOptions
 from kvasir.service.settings import engine_settings
@@ -58,8 +60,16 @@ class Model:
     are the fields of `kvasir.Sampling`, as keywords or as one `sampling` value; keywords win.
     """
 
-    def __init__(self, core: ModuleType, weights: Weights, settings: LoadSettings, engine: Engine | None) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        weights: Weights,
+        settings: LoadSettings,
+        engine: Engine | None,
+        cache: Cache | None,
+    ) -> None:
         self._core = core
+        self._cache = cache
         self._weights = weights
         self._engine = engine
         self._embedder = Embedder(core, weights.native, engine_settings(settings, weights.adapters))
@@ -67,7 +77,7 @@ class Model:
         self._info = weights.info()
         self._stop_tokens = frozenset(weights.native.vocab.eog_tokens)
         # Also at the interpreter's end, so that a script that closes nothing still ends cleanly.
-        self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, weights)
+        self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, weights, cache)
 
     @classmethod
     def open(
@@ -77,11 +87,19 @@ class Model:
         with contextlib.ExitStack() as on_failure:
             weights = Weights.open(path, settings, core=core, progress=progress)
             on_failure.callback(weights.close)
-            engine = None
+            engine = cache = None
             if not settings.vocab_only and _why_silent(weights) is None:
-                engine = Engine.open(weights.native, engine_settings(settings, weights.adapters), core=core)
+                binding = None
+                if settings.cache and path.is_file():
+                    store = store_settings()
+                    cache = Cache.open(cache_settings(settings, store))
+                    on_failure.callback(cache.close)
+                    binding = bind(cache, weights, settings, store, core=core)
+                engine = Engine.open(
+                    weights.native, engine_settings(settings, weights.adapters), core=core, cache=binding
+                )
                 on_failure.callback(engine.close)
-            model = cls(core, weights, settings, engine)
+            model = cls(core, weights, settings, engine, cache)
             on_failure.pop_all()
         return model
 
@@ -99,12 +117,14 @@ class Model:
         deadline: float | None = None,
         cache: bool = True,
         scope: str | None = None,
+        parent_key: str | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Start generating and return at once; the `Stream` gives out text as it comes.
 
         Higher `priority` goes first. After `deadline` seconds the request fails with `DeadlineExceeded`. Prefixes that
         are already computed are reused, within one `scope` only; `cache=False` reuses none and leaves none behind.
+        `parent_key`, the `Completion.key` of the turn this one continues, spares the search for it.
         Raises what can be known now: bad options, an empty or too long prompt, a full queue.
         """
         engine = self._running_engine()
@@ -123,6 +143,7 @@ class Model:
             deadline_s=_seconds("deadline", deadline),
             cache=cache,
             scope=scope,
+            parent_key=_key(parent_key),
         )
         mail = Mailbox()
         reply = Reply(self._weights.tokenizer, chosen, seed=seed)
@@ -268,6 +289,18 @@ def _seconds(name: str, value: object) -> float | None:
     return float(value)
 
 
+def _key(key: object) -> bytes | None:
+    if key is None:
+        return None
+    try:
+        raw = bytes.fromhex(key) if isinstance(key, str) else b""
+    except ValueError:
+        raw = b""
+    if len(raw) != 32:
+        raise BadOption(f"parent_key must be the key of a completion, 64 hexadecimal digits, got {key!r}.")
+    return raw
+
+
 def _texts(texts: Sequence[str]) -> Sequence[str]:
     try:
         return list(texts)
@@ -291,9 +324,11 @@ def _unsupported(what: str, why: str) -> Unsupported:
     return Unsupported(f"this model cannot {what}: {why}.", what=what, why=why)
 
 
-def _shut(engine: Engine | None, embedder: Embedder, weights: Weights) -> None:
-    """Close in order: whoever uses the weights before the weights."""
+def _shut(engine: Engine | None, embedder: Embedder, weights: Weights, cache: Cache | None) -> None:
+    """Close in order: the engine saves what lives into the cache, and whoever uses the weights goes before them."""
     if engine is not None:
         engine.close()
+    if cache is not None:
+        cache.close()
     embedder.close()
     weights.close()

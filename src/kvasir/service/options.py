@@ -59,3 +59,4 @@ class GenerateOptions(SamplingOptions, total=False):
     deadline: float | None
     cache: bool
     scope: str | None
+    parent_key: str | None
