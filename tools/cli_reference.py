@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("models", "list"),
     ("models", "show"),
+    ("models", "convert"),
     ("models", "remove"),
     ("doctor",),
 )

@@ -24,7 +24,8 @@ from kvasir.cli import console
 from kvasir.cli.options import JsonFlag
 from kvasir.engine.settings import default_threads
 from kvasir.errors import KvasirError
-from kvasir.model.store import resolve
+from kvasir.model.layouts import slow_layout_hint
+from kvasir.model.store import name_of, resolve
 
 PROMPT = "Once upon a time"
 N_TOKENS = 16
@@ -33,7 +34,7 @@ STORE_NEEDS_BYTES = 300 << 20
 
 
 class Finding(NamedTuple):
-    """One line of the report. `advice` says what to do where `ok` is False."""
+    """One line of the report. `advice` says what to do where `ok` is False, or what would make it better."""
 
     check: str
     ok: bool
@@ -150,6 +151,7 @@ def _generation(ref: str | None) -> Iterator[Finding]:
     path = _local_path(ref)
     with kvasir.load(path) as model:
         yield Finding("model", True, f"{model.info.description}, {model.info.path}")
+        yield _layout(model.info)
         completion = model.generate(PROMPT, max_tokens=N_TOKENS, temperature=0, ignore_eos=True)
     rate = (len(completion.tokens) - 1) / completion.timings.decode_s if completion.timings.decode_s else 0.0
     yield Finding(
@@ -157,10 +159,18 @@ def _generation(ref: str | None) -> Iterator[Finding]:
     )
 
 
+def _layout(info: kvasir.ModelInfo) -> Finding:
+    build = import_module("kvasir.native").build_info()
+    hint = slow_layout_hint(info.file_type, build, ref=name_of(info.path))
+    speed = "slow on this CPU" if hint else "not known to be slow here"
+    return Finding("layout", True, f"{info.file_type}, {speed}", hint or "")
+
+
 def _local_path(ref: str | None) -> Path:
     """The model's file, if it is here already: a check of what is here must not fetch what is not."""
     store = config.store_settings()
-    return resolve(ref, config.StoreSettings(home=store.home, offline=True), model_dir=config.load_settings().model_dir)
+    offline = config.StoreSettings(home=store.home, offline=True)
+    return resolve(ref, offline, model_dir=config.load_settings().model_dir, convert=False)
 
 
 CHECKS: dict[str, Check] = {
@@ -188,7 +198,7 @@ def _print(findings: list[Finding]) -> None:
         marks = {True: "\033[32mok\033[0m  ", False: "\033[31mFAIL\033[0m"}
     for finding in findings:
         console.write(f"{marks[finding.ok]}  {finding.check:<12}  {finding.detail}\n")
-        if finding.advice and not finding.ok:
+        if finding.advice:
             console.write(f"{'':<20}-> {finding.advice}\n")
     n_failed = sum(not finding.ok for finding in findings)
     console.write("Everything works.\n" if not n_failed else f"{n_failed} of {len(findings)} checks failed.\n")

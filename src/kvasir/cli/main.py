@@ -33,6 +33,18 @@ Settings come from arguments, then KVASIR_* variables, then kvasir.toml, then de
 """
 
 
+class Hints(logging.Handler):
+    """Shows our own warnings as a line each; llama.cpp's are for --debug."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one on standard error."""
+        if record.name == "kvasir":
+            console.complain(record.getMessage())
+
+
+HINTS = Hints(logging.WARNING)
+
+
 class Commands(TyperGroup):
     """The commands; turns whatever they raise into a line and an exit code."""
 
@@ -127,6 +139,8 @@ def root(
     if debug:
         logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("kvasir").setLevel(logging.DEBUG)
+    else:
+        logging.getLogger("kvasir").addHandler(HINTS)
 
 
 app.command("run")(run.run)

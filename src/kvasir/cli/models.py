@@ -18,11 +18,12 @@ from kvasir.cli import console
 from kvasir.cli.options import JsonFlag
 from kvasir.config import load_settings, store_settings
 from kvasir.errors import BadOption, Offline
-from kvasir.model import hub, store
-from kvasir.model.reference import HubFile, LocalFile, parse
+from kvasir.model import convert, hub, store
+from kvasir.model.quantize import checked_layout, go_on
+from kvasir.model.reference import DEFAULT_MODEL, Converted, HubFile, LocalFile, parse
 from kvasir.model.transfer import Progress, megabytes
 
-app = typer.Typer(no_args_is_help=True, help="List, show and remove the models in the store.")
+app = typer.Typer(no_args_is_help=True, help="List, show, convert and remove the models in the store.")
 
 GGUF_FACTS = (
     "architecture", "name", "file_type", "context_length", "block_count", "embedding_length",
@@ -55,7 +56,7 @@ def pull(
     if list_files:
         _print_files(ref, as_json=as_json)
         return
-    with download_bar(ref or "smollm2") as progress:
+    with download_bar(ref or DEFAULT_MODEL) as progress:
         path = store.resolve(ref, model_dir=load_settings().model_dir, sha256=sha256, progress=progress)
     if as_json:
         console.write_json({"reference": str(parse(ref)), "path": str(path), "size_bytes": path.stat().st_size})
@@ -105,6 +106,40 @@ def show_model(ref: ReferenceArgument = None, as_json: JsonFlag = False) -> None
     width = max(map(len, facts))
     for name, value in facts.items():
         console.write(f"{name:{width}}  {value}\n")
+
+
+@app.command("convert")
+def convert_model(
+    ref: ReferenceArgument = None,
+    to: Annotated[str, typer.Option(metavar="LAYOUT", help="q8_0, q4_0, q4_k_m, q6_k, f16, bf16, ...")] = "q8_0",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="PATH", help="Write this file instead of a store entry.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Convert a model's weights to another layout and print the new file's path.
+
+    A model of the store becomes an entry of its own, named REF@LAYOUT; a file becomes a file beside it. The original
+    is kept. The result appears whole or not at all. `kvasir doctor` says where a conversion makes a model faster.
+
+    \b
+    Examples:
+      kvasir models convert smollm2 --to q8_0
+      kvasir run -m smollm2@q8_0 "Once upon a time"
+      kvasir models convert ./model.gguf --to q4_0 --output small.gguf
+    """
+    layout = checked_layout(to)
+    title = ref or DEFAULT_MODEL
+    with download_bar(title) as progress:  # gone before the next bar begins
+        _fetch_original(ref, layout, output, progress)
+    with console.loading_bar(f"converting {title} to {layout}") as converting:
+        path = convert(
+            ref, to=layout, output=output, model_dir=load_settings().model_dir, converting=converting or go_on
+        )
+    if as_json:
+        console.write_json({"path": str(path), "layout": layout, "size_bytes": path.stat().st_size})
+    else:
+        console.write(f"{path}\n")
 
 
 @app.command("remove")
@@ -167,6 +202,16 @@ def _facts(entry: store.Entry) -> dict[str, Any]:
         "sha256": entry.sha256,
         "added": entry.added,
     }
+
+
+def _fetch_original(ref: str | None, layout: str, output: Path | None, progress: Progress | None) -> None:
+    """Fetch what is to be converted, unless it is a file, or the store holds the result."""
+    reference = parse(ref)
+    if isinstance(reference, LocalFile):
+        return
+    original = reference.source if isinstance(reference, Converted) else reference
+    if output is not None or store.find(Converted(original, layout), store_settings()) is None:
+        store.resolve(str(original), progress=progress)
 
 
 def _print_files(ref: str | None, *, as_json: bool) -> None:

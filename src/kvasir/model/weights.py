@@ -8,13 +8,17 @@ are the engine's and the embedder's.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from kvasir import native
 from kvasir.config import LoadSettings
+from kvasir.model.layouts import slow_layout_hint
+from kvasir.model.store import name_of
 from kvasir.model.tokenizer import Tokenizer
 from kvasir.native.log import start_pump
 
@@ -22,6 +26,8 @@ Progress = Callable[[float], bool]
 """Called with the part loaded, 0 to 1; returning False gives up."""
 
 CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
+
+logger = logging.getLogger("kvasir")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,8 @@ class Weights:
             on_failure.callback(native_model.close)
             adapters = [(native_model.load_adapter(str(file)), scale) for file, scale in settings.adapters]
             on_failure.pop_all()
+        if not settings.vocab_only:
+            _warn_if_slow(core, path, native_model.file_type)
         return cls(native_model, path=path, adapters=adapters)
 
     def info(self) -> ModelInfo:
@@ -121,6 +129,13 @@ class Weights:
         for adapter, _ in self.adapters:
             adapter.close()
         self.native.close()
+
+
+@cache  # a model that is opened again is not complained of again
+def _warn_if_slow(core: ModuleType, path: Path, file_type: str) -> None:
+    build = core.build_info()
+    if slow_layout_hint(file_type, build) is not None:
+        logger.warning("%s: %s", path.name, slow_layout_hint(file_type, build, ref=name_of(path)))
 
 
 def _go_on(_part: float) -> bool:
