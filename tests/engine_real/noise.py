@@ -22,6 +22,7 @@ from tests.engine_real.subject import Subject
 N_FOLLOW = 16
 # Lengths and salts of the prompts that noise is measured on: below and above 64 rows, where attention goes another way.
 PROMPTS = ((20, 1), (100, 3), (200, 5))
+OUT_OF_ORDER = "out of order"
 # What is done differently from one prompt in one batch, alone in its context; the arguments of `Plain.run`.
 SHAPES: dict[str, dict[str, Any]] = {
     "chunks of 1": {"chunk": 1},
@@ -29,6 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "chunks of 64": {"chunk": 64},
     "other cells": {"seq": 1, "behind": 1, "n_behind": 100},
     "far cells": {"seq": 1, "behind": 1, "n_behind": 700},
+    OUT_OF_ORDER: {"hole": 12},
     "among 7": {"seq": 3, "behind": 7, "n_behind": 20, "beside": True},
     "among 7, split": {"seq": 3, "behind": 7, "n_behind": 20, "beside": True, "unified": False},
     "split": {"unified": False},
@@ -41,8 +43,21 @@ SLACK = 3.0
 class Noise:
     """How far any logit moved between plain runs of the same tokens."""
 
-    largest: float
     by_shape: dict[str, float]
+
+    @property
+    def largest(self) -> float:
+        """Of all shapes."""
+        return max(self.by_shape.values())
+
+    @property
+    def in_order(self) -> Noise:
+        """The noise of runs whose cells lie in the order of their tokens.
+
+        Attention sums in the order of cells. Where preemption or eviction makes holes that later tokens fill, that
+        order changes; nowhere else. With V in BF16 it is all the noise that SmolLM2 has: 0.99, against 0.
+        """
+        return Noise({name: moved for name, moved in self.by_shape.items() if name != OUT_OF_ORDER})
 
     @property
     def allowed(self) -> float:
@@ -67,7 +82,7 @@ def measure(
         found["read back"] = [*usual[:-1], plain.read_back()]
         for name, logits in found.items():
             moved[name] = max(moved[name], largest_move(usual, logits))
-    return Noise(max(moved.values()), moved)
+    return Noise(moved)
 
 
 class Plain:
@@ -81,12 +96,13 @@ class Plain:
 
     def run(
         self, *, chunk: int = 512, seq: int = 0, behind: int = 0, n_behind: int = 0, beside: bool = False,
-        unified: bool = True,
+        unified: bool = True, hole: int = 0,
     ) -> list[Logits]:  # fmt: skip
         """Return the logits after the prompt and after every token that follows.
 
         `behind` other sequences of `n_behind` tokens lie in memory first; `beside`: each of them runs a row in every
-        step, the first included.
+        step, the first included. `hole`: that many cells before the prompt's are given back when half of it was read,
+        so that the next tokens fall into them, as after a preemption.
         """
         context = native.Context(self._subject.model, kv_unified=unified, **self._options)
         others = [i for i in range(8) if i != seq][:behind]
@@ -95,7 +111,9 @@ class Plain:
         if not beside:
             others = []
         found = []
-        if chunk < len(self._prompt):
+        if hole:
+            found.append(self._feed_around(context, seq, hole))
+        elif chunk < len(self._prompt):
             found.append(self._feed(context, seq, tuple(self._prompt), chunk))
         for at in range(bool(found), 1 + len(self._follow)):
             tokens, pos = ([self._follow[at - 1]], len(self._prompt) + at - 1) if at else (self._prompt, 0)
@@ -106,6 +124,14 @@ class Plain:
             found.append(context.logits([row.seq for row in rows].index(seq)))
         context.close()
         return found
+
+    def _feed_around(self, context: native.Context, seq: int, hole: int) -> Logits:
+        half = len(self._prompt) // 2
+        self._feed(context, seq + 1, self._subject.prompt(hole, salt=50), 512)
+        self._feed(context, seq, tuple(self._prompt[:half]), 512)
+        context.memory.remove(seq + 1, 0, None)
+        assert context.step([native.Row(seq, half, self._prompt[half:], output=True)]).status == "ok"
+        return context.logits(0)
 
     def read_back(self) -> Logits:
         """Return the logits after everything, read at once, as after a preemption."""

@@ -91,25 +91,34 @@ def test_sharing_shows_in_no_bit(subject: Subject, layout: str) -> None:
         check_bits(sink, alone(subject, tokens, max_tokens=8))
 
 
-def test_preemption_shows_in_no_bit_and_in_no_draw(subject: Subject, layout: str) -> None:
+def preempted(subject: Subject, layout: str) -> list[tuple[Taken, Taken]]:
+    """Draw for three requests, of which one loses its slot in prefill and twice in decode; pair each with it alone."""
     prompts = [subject.prompt(30, salt=i) for i in range(3)]
+    options = [{"max_tokens": 10, "temperature": 0.9, "seed": i} for i in range(3)]
     with exact(subject, layout=layout, context_size=1024) as rig:
-        sinks = [rig.submit(tokens, max_tokens=10, temperature=0.9, seed=i) for i, tokens in enumerate(prompts)]
+        sinks = [rig.submit(tokens, **each) for tokens, each in zip(prompts, options, strict=True)]
+        victim = rig.sequences[sinks[1].id]
         for n_tokens in (0, 3, 7):
-            while len(sinks[1].tokens) <= n_tokens and rig.sequences[sinks[1].id].n_decoded < 10:
+            while victim.n_decoded < 10 or victim.n_generated < n_tokens:
                 rig.tick()
-            rig.loop._preempt(rig.sequences[sinks[1].id])
+            rig.loop._preempt(victim)
             rig.tick(2)
         rig.drain()
         assert rig.counters.preempted == 3
         assert rig.counters.rows_again > 0
-    for i, (sink, tokens) in enumerate(zip(sinks, prompts, strict=True)):
-        wanted = alone(subject, tokens, max_tokens=10, temperature=0.9, seed=i)
-        if layout == "split":
-            check_bits(sink, wanted)
-        else:  # cells that a preemption frees are filled by others, and attention sums in the order of cells
-            assert sink.tokens == wanted.tokens
-            assert largest_move(sink.logits, wanted.logits) <= ORDER
+    return [(sink, alone(subject, tokens, **each)) for sink, tokens, each in zip(sinks, prompts, options, strict=True)]
+
+
+def test_preemption_shows_in_no_bit_and_in_no_draw(subject: Subject) -> None:
+    for got, wanted in preempted(subject, "split"):
+        check_bits(got, wanted)
+
+
+def test_preemption_among_shared_cells_shows_in_their_order_alone(tiny: Subject) -> None:
+    """Cells that a preemption frees are filled by others, and attention sums in the order of cells."""
+    for got, wanted in preempted(tiny, "unified"):
+        assert got.tokens == wanted.tokens
+        assert largest_move(got.logits, wanted.logits) <= ORDER
 
 
 def test_four_draws_of_one_prompt_are_four_requests_to_the_last_bit(subject: Subject, layout: str) -> None:

@@ -20,7 +20,7 @@ def test_noise_is_far_below_what_a_fault_does(bench: Bench) -> None:
         wrong += [(*tokens[:at], subject.own(3)[0], *tokens[at + 1 :]) for at in (2, 40, 90)]
     for other in wrong:
         moved = moved_until_parted(bench.alone(tokens), bench.alone(other))
-        assert moved > 2 * bench.noise.allowed, bench.noise
+        assert moved > bench.noise.in_order.allowed, bench.noise
         assert moved > 0.05
 
 
@@ -118,7 +118,7 @@ def test_a_request_preempted_again_and_again_equals_an_uninterrupted_one(trial: 
         assert {State.PREFILL, State.DECODE} <= met
         assert rig.counters.preempted == 4
         assert rig.counters.rows_again > 0
-    trial.check(sinks, prompts)
+    trial.check(sinks, prompts, holes=True)
 
 
 def test_requests_that_fight_for_cells_equal_those_that_have_enough(bench: Bench) -> None:
@@ -129,7 +129,7 @@ def test_requests_that_fight_for_cells_equal_those_that_have_enough(bench: Bench
         rig.drain()
         assert rig.counters.preempted > 0
         assert rig.counters.rows_again > 0
-    trial.check(sinks, prompts)
+    trial.check(sinks, prompts, holes=True)
 
 
 def test_a_request_that_took_the_place_of_a_parked_one_is_as_if_alone(trial: Trial) -> None:
@@ -142,7 +142,7 @@ def test_a_request_that_took_the_place_of_a_parked_one_is_as_if_alone(trial: Tri
         sinks.append(rig.run(late))
         assert rig.counters.evicted > 0
         assert rig.counters.preempted == 0
-    trial.check(sinks, [*prompts, late])
+    trial.check(sinks, [*prompts, late], holes=True)
 
 
 def test_a_cancelled_stream_goes_on_as_if_it_had_not_been(trial: Trial) -> None:

@@ -17,7 +17,7 @@ from kvasir.engine.events import Admitted, Ended, Pressure
 from kvasir.engine.loop import Loop
 from kvasir.errors import QueueFull
 from kvasir.types import FinishReason
-from tests.engine_real.noise import check_drift
+from tests.engine_real.noise import OUT_OF_ORDER, check_drift
 from tests.engine_real.rig import SpiedContext, SpiedCore, Taken, n_unrun, request
 from tests.engine_real.subject import Subject
 from tests.engine_real.trial import Bench
@@ -66,7 +66,7 @@ def prompts_of(subject: Subject) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def bench(tiny: Subject) -> Bench:
     """The noise of these very prompts: over 80 tokens and twelve prompts some are near a border of rounding."""
-    shapes = ("chunks of 1", "among 7")
+    shapes = ("chunks of 1", "among 7", OUT_OF_ORDER)
     return Bench.of(tiny, "bf16", prompts=prompts_of(tiny), n_follow=MAX_TOKENS, shapes=shapes)
 
 

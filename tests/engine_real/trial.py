@@ -1,7 +1,7 @@
 """One model in one layout with one type of V: engines on it, and the comparison with a request that ran alone.
 
-With V in BF16 and one thread llama.cpp's attention depends on the visible cells alone, so that a fault shows far above
-the noise, which for SmolLM2 is then zero. F16 is what users run.
+With V in BF16 and one thread llama.cpp's attention depends on the visible cells and their order alone, so that a fault
+shows far above the noise, which for SmolLM2 is then zero. F16 is what users run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tests.engine_real.noise import Noise, check_equal, measure
 from tests.engine_real.rig import Rig, Taken
 from tests.engine_real.subject import Subject
 
-# Two tokens nearly never come closer than rounding. A model whose runs part oftener is not run as it should be.
+# Where noise is small, two tokens nearly never come closer than that, and of one test's runs at most one may part.
+SMALL = 0.1
 MOST_PARTED = 1
 
 Check = Callable[[Taken, Taken, Noise], bool]
@@ -67,11 +68,17 @@ class Trial:
         return self.bench.rig(layout=self.layout, **settings)
 
     def check(
-        self, sinks: Sequence[Taken], prompts: Sequence[tuple[int, ...]], *, how: Check = check_equal, **options: Any
+        self,
+        sinks: Sequence[Taken],
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        how: Check = check_equal,
+        holes: bool = False,
+        **options: Any,
     ) -> None:
-        """Compare each run with the same request alone."""
+        """Compare each run with the same request alone. `holes`: others gave back cells that these runs then used."""
+        noise = self.bench.noise if holes and self.layout == "unified" else self.bench.noise.in_order
         parted = 0
         for sink, tokens in zip(sinks, prompts, strict=True):
-            wanted = self.bench.alone(tokens, max_tokens=len(sink.tokens), **options)
-            parted += how(sink, wanted, self.bench.noise)
-        assert parted <= MOST_PARTED
+            parted += how(sink, self.bench.alone(tokens, max_tokens=len(sink.tokens), **options), noise)
+        assert parted <= MOST_PARTED or noise.largest > SMALL
