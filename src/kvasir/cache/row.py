@@ -84,7 +84,7 @@ class Row(NamedTuple):
     name: RowName
     tier: str  # the fastest tier that has it
     tiers: tuple[str, ...]
-    bytes: int  # of its largest copy
+    n_bytes: int  # of its largest copy
     parts: Mapping[str, int] | None  # sizes by name; None until its header has been read
     tokens: bytes | None  # the span, packed; None until its header has been read
     hits: int
