@@ -56,6 +56,7 @@ METHODS = {
         "generate",
         "info",
         "open",
+        "stats",
         "stream",
         "tokenize",
     ],
