@@ -76,6 +76,7 @@ def test_sharing_shows_in_no_bit(subject: Subject, layout: str) -> None:
     common = subject.prompt(48, salt=3)
     prompts = [common + subject.own(i, 8) for i in range(4)]
     with exact(subject, layout=layout, slots=6, context_size=2048) as rig:
+        rig.run(subject.own(9, 80), max_tokens=1)  # whoever shares from the wrong slot finds this
         sinks = [rig.submit(tokens, max_tokens=8) for tokens in prompts]
         while not sinks[0].tokens:
             rig.tick()

@@ -8,7 +8,7 @@ import pytest
 from kvasir.engine.sequence import State
 from kvasir.types import FinishReason
 from tests.engine_real.noise import check_drawn
-from tests.engine_real.rig import Taken
+from tests.engine_real.rig import Rig, Taken
 from tests.engine_real.trial import Bench, Trial
 
 
@@ -51,15 +51,23 @@ def test_a_request_alone_equals_the_same_among_15_others(trial: Trial) -> None:
 
 # Shared prefixes
 
+BYSTANDER = 140
+
+
+def add_bystander(rig: Rig, trial: Trial) -> None:
+    """Leave a longer sequence of other tokens in memory: whoever shares from the wrong slot finds it."""
+    rig.run(trial.subject.own(9, BYSTANDER), max_tokens=1)
+
 
 def test_eight_that_wait_for_one_prefix_equal_eight_that_compute_it(trial: Trial) -> None:
     common = trial.subject.prompt(96, salt=3)
     prompts = [common + trial.subject.own(i) for i in range(8)]
-    with trial.rig(slots=8, context_size=2048) as rig:
+    with trial.rig(slots=9, context_size=9 * 256) as rig:
+        add_bystander(rig, trial)
         sinks = [rig.submit(tokens, max_tokens=12) for tokens in prompts]
         rig.drain()
         assert rig.counters.coalesced == 7
-        assert rig.counters.prefill_rows == len(common) + 8 * 24
+        assert rig.counters.prefill_rows == BYSTANDER + len(common) + 8 * 24
         assert [sink.done.usage.cached_tokens for sink in sinks] == [0] + 7 * [len(common)]
     trial.check(sinks, prompts)
 
@@ -67,6 +75,7 @@ def test_eight_that_wait_for_one_prefix_equal_eight_that_compute_it(trial: Trial
 def test_a_prefix_of_a_running_sequence_equals_a_computed_one(trial: Trial) -> None:
     common = trial.subject.prompt(96, salt=3)
     with trial.rig() as rig:
+        add_bystander(rig, trial)
         first = rig.submit(common, max_tokens=32)
         rig.tick(12)
         turn = common + tuple(first.tokens[:6]) + trial.subject.own(1)
@@ -80,6 +89,7 @@ def test_a_prefix_of_a_running_sequence_equals_a_computed_one(trial: Trial) -> N
 def test_a_parked_sequence_continued_or_branched_equals_a_computed_one(trial: Trial) -> None:
     common = trial.subject.prompt(96, salt=3)
     with trial.rig() as rig:
+        add_bystander(rig, trial)
         first = rig.run(common)
         turn = common + tuple(first.tokens) + trial.subject.own(2)
         branch = common[:80] + trial.subject.own(5)
