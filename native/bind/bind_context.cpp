@@ -103,6 +103,7 @@ void bind_context(nb::module_ &m) {
              "adapters"_a = AdapterScales())
         .def("close", &Context::close, Unlocked(), "Frees the context; harmless when closed already.")
         .def_prop_ro("closed", &Context::closed)
+        .def_prop_ro("model", &Context::model, Unlocked(), "The model it runs.")
         .def_prop_ro("memory", [](std::shared_ptr<Context> context) { return kvasir::Memory(std::move(context)); })
         .def_prop_ro("n_ctx", &Context::n_ctx, "All cells.")
         .def_prop_ro("n_ctx_seq", &Context::n_ctx_seq, "The most tokens one sequence can hold.")

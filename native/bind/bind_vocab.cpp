@@ -1,3 +1,4 @@
+#include "../core/error.hpp"
 #include "../core/model.hpp"
 #include "../core/vocab.hpp"
 #include "bind.hpp"
@@ -13,7 +14,8 @@ std::string utf8(const std::variant<nb::str, nb::bytes> &text) {
     Py_ssize_t size = 0;
     const char *data = PyUnicode_AsUTF8AndSize(std::get<nb::str>(text).ptr(), &size);
     if (!data) {
-        throw nb::python_error();
+        PyErr_Clear();
+        throw kvasir::Error(kvasir::Kind::TokenizeFailed, "the text holds a lone surrogate, which is no character.");
     }
     return std::string(data, static_cast<size_t>(size));
 }

@@ -226,6 +226,7 @@ void Context::learn_facts() {
     facts_.n_batch = llama_n_batch(context);
     facts_.n_ubatch = llama_n_ubatch(context);
     facts_.n_seq_max = llama_n_seq_max(context);
+    facts_.n_positions = n_positions(model_->model);
     facts_.has_memory = llama_get_memory(context) != nullptr;
     facts_.n_step = is_causal(context) ? facts_.n_batch : std::min(facts_.n_batch, facts_.n_ubatch);
     const auto pooling = poolings.find(llama_pooling_type(context));
@@ -264,6 +265,12 @@ void Context::close() {
     model_.reset();
 }
 
+std::unique_ptr<Model> Context::model() {
+    const auto guard = lock();
+    open();
+    return std::make_unique<Model>(model_, false);
+}
+
 llama_context *Context::raw() {
     open();
     return context_.get();
@@ -285,7 +292,7 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
         throw Error(Kind::BadOption, "this context makes embeddings; make one with embeddings=False to generate.");
     }
     if (!facts_.has_memory) {
-        throw Error(Kind::Unsupported,
+        throw Error(Kind::BadOption,
                     "this model is an encoder and generates nothing; make a context with embeddings=True.");
     }
     std::set<llama_seq_id> seen;
@@ -301,6 +308,7 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
         if (row->pos < 0) {
             throw Error(Kind::BadOption, "position " + std::to_string(row->pos) + " is negative.");
         }
+        check_positions(row->pos, row->tokens.size());
         if (row->tokens.size() > static_cast<size_t>(INT32_MAX - row->pos)) {
             throw Error(Kind::BadOption,
                         "the row of sequence " + std::to_string(row->seq) + " leaves the range of positions.");
@@ -323,6 +331,14 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
         throw Error(Kind::BadOption, "a step of " + std::to_string(n_tokens) +
                                          " tokens is more than n_batch (n_ubatch without causal attention), " +
                                          std::to_string(facts_.n_step) + ".");
+    }
+}
+
+void Context::check_positions(llama_pos first, size_t n) const {
+    if (static_cast<int64_t>(first) + static_cast<int64_t>(n) > facts_.n_positions) {
+        throw Error(Kind::BadOption, std::to_string(n) + " tokens at position " + std::to_string(first) +
+                                         " are more than the " + std::to_string(facts_.n_positions) +
+                                         " positions this model knows.");
     }
 }
 
@@ -470,6 +486,7 @@ void Context::check_embedding(const std::vector<llama_token> &text) {
     if (text.empty()) {
         throw Error(Kind::BadOption, "an empty text has no embedding.");
     }
+    check_positions(0, text.size());
     if (text.size() > llama_n_ubatch(context_.get())) {
         throw Error(Kind::BadOption, "a text of " + std::to_string(text.size()) + " tokens does not fit one batch of " +
                                          std::to_string(llama_n_ubatch(context_.get())) +

@@ -86,6 +86,7 @@ class Context {
 
     void close();
     bool closed() const { return closed_; }
+    std::unique_ptr<Model> model();  // the model it runs, open also where the one it was made with is closed
 
     Step step(const std::vector<const Row *> &rows);
     std::vector<float> logits(int32_t row);
@@ -126,6 +127,7 @@ class Context {
   private:
     struct Facts {
         int64_t n_ctx = 0, n_ctx_seq = 0, n_batch = 0, n_ubatch = 0, n_seq_max = 0;
+        int64_t n_positions = 0;
         int64_t n_step = 0;  // the most tokens one decode takes
         std::string pooling;
         int32_t embedding_width = 0;
@@ -134,6 +136,7 @@ class Context {
     void learn_facts();
     const Facts &open() const;  // raises Closed
     void check_rows(const std::vector<const Row *> &rows);
+    void check_positions(llama_pos first, size_t n) const;
     void check_sampler(const Sampler &sampler) const;
     void fill(const std::vector<const Row *> &rows);
     int32_t decode();

@@ -102,6 +102,10 @@ bool Memory::remove(llama_seq_id seq, llama_pos p0, std::optional<llama_pos> p1)
         bad("a span begins at 0 or later and does not end before it begins.");
     }
     const llama_pos stop = p1 ? std::min(*p1, end) : end;
+    if (p0 == 0 && !p1) {  // also what only one part of the memory holds, after a restore that was given up
+        llama_memory_seq_rm(memory, seq, -1, -1);
+        return true;
+    }
     if (p0 >= stop) {
         return true;
     }
@@ -138,7 +142,7 @@ bool Memory::share(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) {
     }
     bool done = true;
     if (context_->params().kv_unified || kind() == "recurrent") {
-        llama_memory_seq_cp(memory, src, dst, recurrent() ? -1 : 0, recurrent() ? -1 : n_tokens);
+        share_cells(src, dst, n_tokens);
     } else {
         with_abort_trap(Kind::Unsupported, "sharing a prefix", [&] { done = share_rows(src, dst, n_tokens); });
     }
@@ -146,6 +150,18 @@ bool Memory::share(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) {
         llama_memory_seq_rm(memory, dst, -1, -1);
     }
     return done;
+}
+
+// Unified layout: cells belong to both from now on.
+void Memory::share_cells(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) {
+    const Caches caches = caches_of(raw());
+    if (caches.window && !caches.recurrent && !context_->params().swa_full) {
+        // A small window reuses cells that left it, but never shared ones: share no more than the next token sees.
+        caches.base->seq_cp(src, dst, 0, n_tokens);
+        caches.window->seq_cp(src, dst, std::max(0, n_tokens - context_->n_swa() + 1), n_tokens);
+        return;
+    }
+    llama_memory_seq_cp(raw(), src, dst, recurrent() ? -1 : 0, recurrent() ? -1 : n_tokens);
 }
 
 // Split layout: a stream per sequence, so sharing copies rows. llama.cpp's own copy moves the whole stream, later.

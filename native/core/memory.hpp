@@ -43,6 +43,7 @@ class Memory {
     llama_memory_t raw();
     bool recurrent() const { return kind() == "recurrent" || kind() == "hybrid"; }
     bool window_reaches(llama_seq_id seq, llama_pos n_tokens);
+    void share_cells(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens);
     bool share_rows(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens);
     void check_shift(llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta);
     void unshare(llama_seq_id seq, llama_pos p0, llama_pos p1);

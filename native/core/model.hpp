@@ -78,6 +78,7 @@ struct ModelParams {
 
 class Model {
   public:
+    Model(std::shared_ptr<ModelHandle> handle, bool vocab_only) : handle_(std::move(handle)), vocab_only_(vocab_only) {}
     static std::unique_ptr<Model> load(const std::string &path, const ModelParams &params);
 
     void close() { handle_.drop(); }
@@ -110,7 +111,6 @@ class Model {
     bool vocab_only() const { return vocab_only_; }
 
   private:
-    Model(std::shared_ptr<ModelHandle> handle, bool vocab_only) : handle_(std::move(handle)), vocab_only_(vocab_only) {}
     Held<ModelHandle> handle_;
     bool vocab_only_;
 };

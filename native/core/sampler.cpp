@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <regex>
 
@@ -72,18 +73,29 @@ bool any_nan(const float *logits, int32_t n_vocab) {
 
 constexpr size_t MAX_RULES = 10000;  // llama.cpp follows chains of rules recursively
 
-void check_nesting(const std::string &grammar) {
-    if (deepest_nesting(grammar, "(", ")", true) > MAX_NESTING) {
-        throw Error(Kind::BadGrammar, "the grammar nests more than " + std::to_string(MAX_NESTING) +
-                                          " parentheses; give the inner ones a rule of their own.");
+[[noreturn]] void bad_grammar(const std::string &why) { throw Error(Kind::BadGrammar, "the grammar " + why); }
+
+// What llama.cpp's parser does not survive: deep nesting, long chains, and "{5,2}", which it counts down past zero.
+void check_grammar(const std::string &grammar) {
+    if (grammar.find('\0') != std::string::npos) bad_grammar("holds a NUL byte.");
+    const std::string text = bare(grammar, true);
+    if (deepest_nesting(text, "(", ")") > MAX_NESTING) {
+        bad_grammar("nests more than " + std::to_string(MAX_NESTING) +
+                    " parentheses; give the inner ones a rule of their own.");
     }
     size_t n_rules = 0;
-    for (size_t at = grammar.find("::="); at != std::string::npos; at = grammar.find("::=", at + 3)) {
+    for (size_t at = text.find("::="); at != std::string::npos; at = text.find("::=", at + 3)) {
         ++n_rules;
     }
     if (n_rules > MAX_RULES) {
-        throw Error(Kind::BadGrammar, "the grammar has " + std::to_string(n_rules) + " rules; at most " +
-                                          std::to_string(MAX_RULES) + " are read.");
+        bad_grammar("has " + std::to_string(n_rules) + " rules; at most " + std::to_string(MAX_RULES) + " are read.");
+    }
+    for (size_t at = text.find('{'); at != std::string::npos; at = text.find('{', at + 1)) {
+        unsigned long long least = 0, most = 0;
+        if (std::sscanf(text.c_str() + at, "{ %llu , %llu", &least, &most) == 2 && most < least) {
+            bad_grammar("repeats something at least " + std::to_string(least) + " and at most " + std::to_string(most) +
+                        " times.");
+        }
     }
 }
 
@@ -259,7 +271,7 @@ void Sampler::add_last() {
 }
 
 void Sampler::build_grammar() {
-    check_nesting(params_.grammar);
+    check_grammar(params_.grammar);
     LogCapture log;
     llama_sampler *grammar = nullptr;
     try {

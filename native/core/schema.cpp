@@ -10,7 +10,7 @@ namespace kvasir {
 
 std::string json_schema_to_gbnf(const std::string &schema_json) {
     ensure_backend();
-    if (deepest_nesting(schema_json, "{[", "}]", false) > MAX_NESTING) {
+    if (deepest_nesting(bare(schema_json, false), "{[", "}]") > MAX_NESTING) {
         throw Error(Kind::BadSchema,
                     "this JSON schema nests more than " + std::to_string(MAX_NESTING) + " levels; use $defs and $ref.");
     }

@@ -17,6 +17,7 @@
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
+#include "llama-model.h"
 
 namespace kvasir {
 namespace {
@@ -336,6 +337,10 @@ bool positions_possible(llama_memory_t memory, llama_seq_id seq) {
         }
     }
     return possible;
+}
+
+int64_t n_positions(const llama_model *model) {
+    return model->pos_embd ? model->pos_embd->ne[1] : std::numeric_limits<int64_t>::max();
 }
 
 bool is_causal(const llama_context *context) { return context->get_cparams().causal_attn; }

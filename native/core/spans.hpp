@@ -56,6 +56,9 @@ void move_cells(llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell>
 // any more, are made removable.
 bool positions_possible(llama_memory_t memory, llama_seq_id seq);
 
+// Positions a model has a learned vector for; one beyond them reads outside a tensor. No limit where it has none.
+int64_t n_positions(const llama_model *model);
+
 // Whether a decode may be cut into ubatches; without causal attention every token must see all others at once.
 bool is_causal(const llama_context *context);
 

@@ -12,6 +12,34 @@ namespace {
 
 constexpr size_t MAX_DETOKENIZE = size_t(1) << 24;  // llama.cpp counts the bytes of the text in 32 bits
 
+// Length of the character at `at`, 0 where the bytes are no UTF-8 (overlong, surrogate, cut short, out of range).
+size_t utf8_length(const std::string &text, size_t at) {
+    const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+    const unsigned first = byte(0);
+    if (first < 0x80) return 1;
+    const size_t n = first >= 0xC2 && first < 0xE0   ? 2
+                     : first >= 0xE0 && first < 0xF0 ? 3
+                     : first >= 0xF0 && first < 0xF5 ? 4
+                                                     : 0;
+    for (size_t i = 1; i < n; ++i) {
+        if ((byte(i) & 0xC0) != 0x80) return 0;
+    }
+    const bool wrong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
+                       (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F);
+    return wrong ? 0 : n;
+}
+
+void check_utf8(const std::string &text) {
+    for (size_t at = 0; at < text.size();) {
+        const size_t n = utf8_length(text, at);
+        if (n == 0) {
+            throw Error(Kind::TokenizeFailed,
+                        "the text is not UTF-8 at byte " + std::to_string(at) + "; decode it first.");
+        }
+        at += n;
+    }
+}
+
 }  // namespace
 
 Vocab::Vocab(std::shared_ptr<ModelHandle> model)
@@ -60,6 +88,7 @@ std::vector<llama_token> Vocab::tokenize(const std::string &text, bool add_speci
         throw Error(Kind::TokenizeFailed,
                     "the text is " + std::to_string(text.size()) + " bytes; at most 1 GiB can be tokenized.");
     }
+    check_utf8(text);
     std::vector<llama_token> tokens(text.size() + 2);
     with_abort_trap(Kind::TokenizeFailed, "tokenizing", [&] {
         try {

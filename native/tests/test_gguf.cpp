@@ -88,13 +88,13 @@ TEST(changed_bytes_are_refused_or_harmless) {
         const std::string whole = bytes_of(test::model(name));
         const size_t header = std::min<size_t>(whole.size(), 1500);
         int n_refused = 0;
-        for (int i = 0; i < 250; ++i) {
+        for (int i = 0; i < 100; ++i) {
             std::string bytes = whole;
             for (uint32_t edits = 1 + random() % 3; edits > 0; --edits) {
                 bytes[8 + random() % (header - 8)] = static_cast<char>(random() % 4 == 0 ? 255 : random());
             }
             n_refused += refused(scratch.file(bytes)) ? 1 : 0;
         }
-        EXPECT(n_refused > 50);
+        EXPECT(n_refused > 20);
     }
 }

@@ -180,7 +180,7 @@ TEST(states_come_back_and_broken_ones_leave_an_empty_sequence) {
                 EXPECT(!rig.memory.set_state(1, good.substr(0, n), false) && !rig.memory.pos_max(1));
             }
             EXPECT(!rig.memory.set_state(1, good + "x", false) && !rig.memory.pos_max(1));
-            for (int i = 0; i < 2000; ++i) {
+            for (int i = 0; i < 500; ++i) {
                 std::string bad = good;
                 const size_t reach = i % 2 == 0 ? 200 : bad.size();
                 for (uint32_t edits = 1 + random() % 4; edits > 0; --edits) {

@@ -202,7 +202,7 @@ TEST(embeddings_are_refused_where_llama_cpp_would_abort) {
     }
     auto encoder = load("bert");
     auto ctx = context(*encoder);
-    REFUSED(Unsupported, step(*ctx, {row(0, 0, {3})}));
+    REFUSED(BadOption, step(*ctx, {row(0, 0, {3})}));
     REFUSED(BadOption, ctx->embed({{3}}));
     REFUSED(Unsupported, kvasir::Memory(ctx).pos_max(0));
     auto model = load();
