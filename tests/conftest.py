@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.models import write_lora, write_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep every KV row that tests leave behind out of the user's cache, in child processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVASIR_CACHE_DIR", str(tmp_path_factory.mktemp("kv")))
+        yield
 
 
 @pytest.fixture(scope="session")

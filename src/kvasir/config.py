@@ -121,7 +121,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_budget: Count = 128
     max_queue: Count = 64
 
-    cache: Flag = False
+    cache: Flag = True
     cache_dir: Path | None = None  # None: `kv` in the store's home
     cache_ram_bytes: Bytes | None = None  # None: an eighth of the memory, 2 GiB at most
     cache_tmpfs_dir: Path | None = None

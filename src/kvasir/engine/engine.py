@@ -145,6 +145,9 @@ def open_loop(
         n_ubatch=min(settings.ubatch, settings.batch),
         n_seq_max=settings.slots,
         kv_unified=unified,
+        # Compute threads that spin between two graphs take the cores from whoever reads the stream and from sampling:
+        # docs/performance.md has the figures.
+        poll=0,
         **{"threads": threads, "threads_batch": threads, **settings.context},
     )
     limit = sequence_limit(settings, n_ctx_seq=context.n_ctx_seq, n_ctx_train=model.n_ctx_train)

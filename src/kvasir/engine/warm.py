@@ -13,7 +13,7 @@ is given up: what cannot be brought back whole is computed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -79,6 +79,7 @@ class Warm:
             chain=self._kind != "recurrent",
             window_tokens=int(memory.window) if self._kind == "window" else 0,
             state=self._kind in ("recurrent", "hybrid"),
+            trim=self._kind == "plain",
         )
 
     # Finding and restoring
@@ -91,7 +92,7 @@ class Warm:
             seq.tokens,
             needs=self.needs,
             most=seq.n_tokens - 1,
-            parent_key=seq.request.parent_key,
+            parent_key=Key(parent) if (parent := seq.request.parent_key) is not None else None,
         )
         if match.n_tokens < n_live + MIN_GAIN:
             match.release()
@@ -106,7 +107,7 @@ class Warm:
             return 0
         n_done = 0
         for row in restore.match.rows:
-            if row.end > n_live:
+            if row.end > min(n_live, restore.match.n_tokens):
                 break
             n_done, restore.next_row = row.end, restore.next_row + 1
         restore.n_done = n_done
@@ -141,7 +142,7 @@ class Warm:
         if restore is not None:
             restore.match.release()
 
-    def _import(self, seq: Sequence, restore: Restore, parts: list[dict[str, bytes]], most: int | None) -> bool:
+    def _import(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
         assert seq.slot is not None
         rows = restore.match.rows[: len(parts)]
         if self._kind == "plain":
@@ -155,7 +156,7 @@ class Warm:
             self._give_up(seq, restore)
         return True
 
-    def _append(self, seq: Sequence, restore: Restore, parts: list[dict[str, bytes]], most: int | None) -> bool:
+    def _append(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
         """Append rows of plain KV, as many as this tick may; what does not fit any more is computed."""
         batch: list[bytes] = []
         start = end = restore.n_done
@@ -166,10 +167,12 @@ class Warm:
             restore.next_row += 1
         if batch and not self._memory.import_span(seq.slot, start, batch):
             return True
-        restore.n_done = end
+        restore.n_done = min(end, restore.match.n_tokens)
+        if restore.n_done < end:  # the last row goes on differently than the prompt
+            self._memory.remove(seq.slot, restore.n_done, None)
         return restore.next_row >= len(parts)
 
-    def _import_whole(self, slot: int, restore: Restore, parts: list[dict[str, bytes]]) -> bool:
+    def _import_whole(self, slot: int, restore: Restore, parts: list[Mapping[str, bytes]]) -> bool:
         memory, rows = self._memory, restore.match.rows
         if self._kind == "recurrent":
             return bool(memory.set_state(slot, parts[-1]["state"]))

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from kvasir.engine import Done, EngineSettings, Event, Failed, Request, RequestId, Tokens
+from kvasir.engine import Binding, Done, EngineSettings, Event, Failed, Request, RequestId, Tokens
 from kvasir.engine.core import Core
 from kvasir.engine.engine import open_loop
 from kvasir.engine.loop import Loop
@@ -92,13 +92,13 @@ def expected(path: str, tokens: tuple[int, ...], **options: Any) -> tuple[list[i
 class Rig:
     """A loop to tick by hand. Time passes only in ticks, or as a test says."""
 
-    def __init__(self, path: str = "fake:plain", **settings: Any) -> None:
+    def __init__(self, path: str = "fake:plain", *, cache: Binding | None = None, **settings: Any) -> None:
         self.now = 0.0
         self.path = path
         self.model = fake.Model.load(path)
         options: dict[str, Any] = {"slots": 4, "context_size": 512, "batch": 64, "ubatch": 64, "threads": 1}
         self.settings = EngineSettings(**(options | settings))
-        self.loop: Loop = open_loop(CORE, self.model, self.settings, clock=lambda: self.now)
+        self.loop: Loop = open_loop(CORE, self.model, self.settings, cache=cache, clock=lambda: self.now)
         self.context = cast(fake.Context, self.loop.context)
         self.sinks: list[Collected] = []
         self._ids = itertools.count(1)
@@ -141,7 +141,7 @@ class Rig:
         assert self.loop.runner.fault(residents, shared=self.context.kv_unified) is None
         assert residents.n_running == len(live) == len({seq.slot for seq in live})
         for seq in scheduler.active.values():
-            assert seq.state in (State.FOLLOW, State.PREFILL, State.DECODE)
+            assert seq.state in (State.FOLLOW, State.LOADING, State.PREFILL, State.DECODE)
             assert seq.state is not State.DECODE or (seq.n_left == 1 and seq.n_generated > 0)
             assert seq.state is not State.FOLLOW or seq.n_decoded == 0
         assert all(seq.state is State.DONE for seq in scheduler.ended)

@@ -1,0 +1,218 @@
+"""Stored prefixes come back exactly, whatever kind of memory the model has, and what is computed is offered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.cache import Cache, CacheSettings, SaveRules, Space
+from kvasir.engine import Binding
+from kvasir.engine.events import Admitted
+from kvasir.engine.sequence import State
+from kvasir.types import FinishReason
+from tests.unit.engine.rig import Collected, Rig, expected, prompt
+
+BLOCK = 16
+KINDS = ("fake:plain", "fake:window", "fake:recurrent", "fake:hybrid")
+LONG = prompt(150, salt=2)
+
+
+def space(scope: str | None, n_ctx_seq: int) -> Space:
+    return Space(hashlib.sha256(repr(scope).encode()).digest(), 1, 1, bytes(32))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def settings(folder: Path | None, **options: Any) -> CacheSettings:
+    return CacheSettings(disk_dir=folder, block_tokens=BLOCK, min_tokens=4, ram_bytes=64 << 20, **options)
+
+
+@pytest.fixture
+def cache(folder: Path) -> Iterator[Cache]:
+    opened = Cache.open(settings(folder))
+    yield opened
+    opened.close()
+
+
+def rig_of(cache: Cache, path: str = "fake:plain", rules: SaveRules | None = None, **options: Any) -> Rig:
+    wanted = rules or SaveRules(
+        min_tokens=4, cold_min_tokens=4, continued_interval=BLOCK, boundary_trim_tokens=4, boundary_align_tokens=BLOCK
+    )
+    return Rig(path, cache=Binding(cache, wanted, space), **({"context_size": 1024, "debug": True} | options))
+
+
+def ask(rig: Rig, tokens: tuple[int, ...], **options: Any) -> Collected:
+    sink = rig.submit(tokens, **({"max_tokens": 6, "stop_tokens": frozenset()} | options))
+    rig.drain()
+    return sink
+
+
+def exact(rig: Rig, sink: Collected, tokens: tuple[int, ...], n: int = 6) -> None:
+    assert sink.tokens == expected(rig.path, tokens, max_tokens=n, stop_tokens=frozenset())[0]
+
+
+@pytest.mark.parametrize("layout", ["unified", "split"])
+@pytest.mark.parametrize("path", KINDS)
+def test_a_fresh_engine_restores_what_another_left(folder: Path, path: str, layout: str) -> None:
+    first_cache = Cache.open(settings(folder))
+    first = rig_of(first_cache, path, layout=layout)
+    said = ask(first, LONG)
+    first_cache.close()
+
+    second_cache = Cache.open(settings(folder))
+    second = rig_of(second_cache, path, layout="split" if layout == "unified" else "unified")
+    turn = LONG + tuple(said.tokens) + prompt(20, salt=8)
+    sink = ask(second, turn)
+    exact(second, sink, turn)
+    assert sink.done.usage.cached_tokens >= len(LONG) - 1
+    assert second.loop.meter.counters.restored == 1
+    assert second.context.n_rows_decoded == len(turn) - sink.done.usage.cached_tokens + 5
+    second_cache.close()
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_the_same_prompt_again_is_restored_to_its_last_token_but_one(folder: Path, path: str) -> None:
+    cache = Cache.open(settings(folder))
+    ask(rig_of(cache, path), LONG)
+    again = rig_of(cache, path)
+    sink = ask(again, LONG)
+    exact(again, sink, LONG)
+    whole_blocks = (len(LONG) - 1) // BLOCK * BLOCK
+    assert sink.done.usage.cached_tokens >= whole_blocks
+    cache.close()
+
+
+def test_a_prompt_that_parts_in_the_middle_reuses_all_whole_blocks_before(cache: Cache) -> None:
+    ask(rig_of(cache), LONG)
+    branch = (*LONG[:100], 100, *prompt(40, salt=9))
+    assert branch[100] != LONG[100]
+    rig = rig_of(cache)
+    sink = ask(rig, branch)
+    exact(rig, sink, branch)
+    assert sink.done.usage.cached_tokens == 100  # whole blocks, and the beginning of the one in which they part
+
+
+def test_what_is_live_is_shared_and_only_the_rest_is_restored(cache: Cache) -> None:
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    ask(rig, LONG[:40] + prompt(9, salt=7))
+    sink = ask(rig, LONG)
+    exact(rig, sink, LONG)
+    assert sink.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+    assert rig.loop.meter.counters.restored >= 1
+
+
+def test_followers_share_what_a_restore_brings(cache: Cache) -> None:
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    sinks = [rig.submit(LONG + prompt(10, salt=50 + i), max_tokens=3, stop_tokens=frozenset()) for i in range(4)]
+    rig.drain()
+    for i, sink in enumerate(sinks):
+        assert (
+            sink.tokens == expected(rig.path, LONG + prompt(10, salt=50 + i), max_tokens=3, stop_tokens=frozenset())[0]
+        )
+        assert sink.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+    assert rig.loop.meter.counters.restored == 1
+
+
+def test_scopes_never_meet(cache: Cache) -> None:
+    ask(rig_of(cache), LONG, scope="a")
+    rig = rig_of(cache)
+    assert ask(rig, LONG, scope="b").done.usage.cached_tokens == 0
+    assert ask(rig_of(cache), LONG, scope="a").done.usage.cached_tokens > 0
+
+
+def test_cache_false_neither_searches_nor_leaves_anything(cache: Cache) -> None:
+    assert ask(rig_of(cache), LONG, cache=False).done.key is None
+    assert cache.stats().saves_finish == cache.stats().saves_cold == 0
+    ask(rig_of(cache), LONG)
+    assert ask(rig_of(cache), LONG, cache=False).done.usage.cached_tokens == 0
+
+
+def test_the_key_of_a_turn_is_the_parent_of_the_next(cache: Cache) -> None:
+    said = ask(rig_of(cache), LONG)
+    assert said.done.key is not None
+    turn = LONG + tuple(said.tokens) + prompt(12, salt=6)
+    rig = rig_of(cache)
+    sink = ask(rig, turn, parent_key=said.done.key)
+    exact(rig, sink, turn)
+    assert sink.done.usage.cached_tokens == len(LONG) + 5
+    assert cache.stats().hits_resume == 1
+
+
+def test_a_preempted_request_comes_back_from_the_cache(cache: Cache) -> None:
+    rig = rig_of(cache, slots=4, context_size=256)
+    prompts = [prompt(50, salt=30 + i) for i in range(4)]
+    sinks = [rig.submit(tokens, max_tokens=60, stop_tokens=frozenset()) for tokens in prompts]
+    rig.drain()
+    for sink, tokens in zip(sinks, prompts, strict=True):
+        exact(rig, sink, tokens, 60)
+    assert rig.loop.meter.counters.preempted > 0
+    assert rig.loop.meter.counters.restored > 0
+    assert cache.stats().saves_evict > 0
+
+
+def test_a_long_restore_is_bounded_per_tick_beside_streams(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvasir.engine.loop.IMPORT_TOKENS", 2 * BLOCK)
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    stream = rig.submit(prompt(5, salt=1), max_tokens=60, stop_tokens=frozenset())
+    rig.tick(3)
+    late = rig.submit(LONG, max_tokens=3, stop_tokens=frozenset())
+    rig.tick()
+    n_before, n_ticks = len(stream.tokens), 0
+    while rig.sequence(late).state in (State.WAITING, State.LOADING):
+        rig.tick()
+        n_ticks += 1
+    assert n_ticks >= 4
+    assert len(stream.tokens) - n_before >= n_ticks - 1
+    rig.drain()
+    exact(rig, late, LONG, 3)
+
+
+def test_cancel_while_loading_frees_the_slot(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvasir.engine.loop.IMPORT_TOKENS", BLOCK)
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    stream = rig.submit(prompt(5, salt=1), max_tokens=30, stop_tokens=frozenset())
+    rig.tick(3)
+    late = rig.submit(LONG, max_tokens=3)
+    rig.tick()
+    while rig.sequence(late).state is not State.LOADING or rig.sequence(late).n_decoded == 0:
+        rig.tick()
+    rig.cancel(late)
+    rig.drain()
+    assert late.done.reason is FinishReason.CANCELLED
+    assert len(stream.tokens) == 30
+    rig.check_idle()
+
+
+def test_shutdown_saves_every_live_sequence(folder: Path) -> None:
+    cache = Cache.open(settings(folder))
+    rig = rig_of(cache)
+    rig.submit(LONG, max_tokens=500, stop_tokens=frozenset())
+    rig.tick(30)
+    rig.loop.stop()
+    rig.loop.shut()
+    assert cache.stats().saves_shutdown > 0
+    cache.close()
+    again = Cache.open(settings(folder))
+    assert ask(rig_of(again), LONG).done.usage.cached_tokens > 100
+    again.close()
+
+
+def test_admission_says_that_it_came_from_the_cache(cache: Cache) -> None:
+    ask(rig_of(cache), LONG)
+    seen: list[Any] = []
+    rig = rig_of(cache, observe=seen.append)
+    ask(rig, LONG)
+    (admitted,) = [event for event in seen if isinstance(event, Admitted)]
+    assert admitted.source == "stored"
+    assert admitted.n_reused > 0
