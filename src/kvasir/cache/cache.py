@@ -196,7 +196,7 @@ class Cache:
         self, space: Space, tokens: Sequence[int], needs: Needs, n_wanted: int, parent_key: Key | None
     ) -> tuple[Found, str]:
         if n_wanted < max(1, self.settings.min_tokens):
-            return Found([], Miss(Why.TOO_SHORT, n_wanted, 0)), ""
+            return Found([], 0, Miss(Why.TOO_SHORT, n_wanted, 0)), ""
         if parent_key is not None and not self._store.index.has(parent_key):
             self._store.tickets.wait(parent_key, self.settings.session_resume_wait_ms / 1000)
         search = Search(self._store, self._fetcher, space, tokens, needs, n_wanted, self.block_tokens)
@@ -208,9 +208,10 @@ class Cache:
         """Hold the rows; one that was evicted since it was found ends the match before it."""
         lease = Lease(self._store.index, [row.key for row in found.rows])
         if len(lease.keys) == len(found.rows):
-            return Match(space, needs, found.rows, lease, found.why)
+            return Match(space, needs, found.rows, lease, n_tokens=found.n_tokens, why=found.why)
         lease.release()
-        return Match(space, needs, [], Lease(self._store.index, ()), found.why or Miss(Why.ABSENT, 0, 0))
+        why = Miss(Why.ABSENT, found.n_tokens, 0)
+        return Match(space, needs, [], Lease(self._store.index, ()), n_tokens=0, why=why)
 
     def _count(self, match: Match, kind: str) -> None:
         counters = self._store.counters
@@ -220,13 +221,13 @@ class Cache:
         else:
             counters.add("misses")
         if match.why is not None:
-            counters.add_to("short_by_reason" if match.rows else "misses_by_reason", match.why.why)
+            counters.add_to("short_by_reason" if match.rows else "misses_by_reason", match.why.why.value)
 
     def _loaded(self, loading: Loading) -> None:
         n_good = len(loading.result())
         self._store.counters.add("read_ns", int(loading.seconds * 1e9))
         if n_good:
-            n_tokens = loading.match.rows[n_good - 1].end
+            n_tokens = min(loading.match.rows[n_good - 1].end, loading.match.n_tokens)
             self._store.counters.add("tokens_restored", n_tokens)
             self._store.counters.saved(self._store.cost.compute_s(loading.match.space.root, n_tokens) or 0.0)
 

@@ -234,6 +234,6 @@ class Index:
             tokens=facts.tokens if facts else None,
             hits=entry.hits,
             last_used=entry.last_used,
-            reason=facts.reason if facts else None,
+            reason=str(facts.reason) if facts else None,
             leases=self._leases.get(entry.name.key, 0),
         )

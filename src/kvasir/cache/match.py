@@ -39,24 +39,23 @@ class Match:
     """What a search found: rows in order, leased. `n_tokens` 0 means cold; `why` says why there is not more.
 
     A context manager: leaving it releases the rows. Rows with `Needs.chain` follow one another from token 0; without,
-    there is one row, and it restores the whole prefix.
+    there is one row, and it restores the whole prefix. Only with `Needs.trim` may the last row's end lie beyond
+    `n_tokens`: after importing it, drop the cells from `n_tokens` on.
     """
 
-    def __init__(self, space: Space, needs: Needs, rows: list[Row], lease: Lease, why: Miss | None) -> None:
+    def __init__(
+        self, space: Space, needs: Needs, rows: list[Row], lease: Lease, *, n_tokens: int, why: Miss | None
+    ) -> None:
         self.space = space
         self.needs = needs
         self.rows = rows
         self.lease = lease
+        self.n_tokens = n_tokens
         self.why = why
 
     @property
-    def n_tokens(self) -> int:
-        """Tokens that a restore of all rows gives."""
-        return self.rows[-1].end if self.rows else 0
-
-    @property
     def key(self) -> Key | None:
-        """Key of the prefix found."""
+        """Key of the last row."""
         return self.rows[-1].key if self.rows else None
 
     @property

@@ -46,12 +46,15 @@ class Needs(NamedTuple):
     """What a restore of this kind of model needs.
 
     Plain attention: the default. Sliding window: `window_tokens` of the last rows' window parts. Hybrid: `state` too.
-    Recurrent: `chain=False, state=True`, any row alone restores its prefix.
+    Recurrent: `chain=False, state=True`, any row alone restores its prefix. `trim`: the engine can drop the end of an
+    imported row (plain attention can), so the last row may go beyond `Match.n_tokens`, and a row that shares only its
+    beginning with the prompt is of use.
     """
 
     chain: bool = True
     window_tokens: int = 0
     state: bool = False
+    trim: bool = False
 
 
 class Miss(NamedTuple):

@@ -7,7 +7,7 @@ the candidates are read until one has it. Decides; `fetch.py` touches the file s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from kvasir.cache.cost import Piece
@@ -23,10 +23,18 @@ HEADERS_READ = 2
 
 
 class Found(NamedTuple):
-    """Rows to restore, in order, and why there are no more."""
+    """Rows to restore, in order, how many tokens they give, and why not more."""
 
     rows: list[Row]
+    n_tokens: int
     why: Miss | None
+
+
+class _Shared(NamedTuple):
+    """A stored row that follows the prompt for a while."""
+
+    row: Row
+    n_common: int  # tokens, less than the row has
 
 
 class Search:
@@ -67,7 +75,12 @@ class Search:
                 best = rows
                 break
             short = True
-        return self._weighed(best) or Found(best, self._miss(best, Why.NEEDS) if short else self._explain(best, n_run))
+        if refused := self._weighed(best):
+            return refused
+        if short:
+            self._store.counters.add("refused_needs")
+            return Found(best, _end(best), self._miss(best, Why.NEEDS))
+        return self._trimmed(best) or Found(best, _end(best), self._explain(best, n_run))
 
     def resume(self, key: Key) -> Found | None:
         """The row with this key, if the prompt begins with its prefix and a restore can use it; no search."""
@@ -77,7 +90,7 @@ class Search:
         rows = self._chain_to(row) if self._needs.chain else [row]
         if not rows or not self._usable(rows):
             return None
-        return self._weighed(rows) or Found(rows, self._explain(rows, len(self._blocks)))
+        return self._weighed(rows) or Found(rows, _end(rows), self._explain(rows, len(self._blocks)))
 
     def _run_of_blocks(self) -> int:
         n_run = 0
@@ -88,24 +101,33 @@ class Search:
         return n_run
 
     def _candidates(self, n_run: int) -> Iterator[list[Row]]:
-        """Chains to try, longest first: at each boundary its tails, then the block that ends there."""
-        chain = self._rows(self._blocks[:n_run]) if self._needs.chain else []
-        for n_blocks in range(len(chain) if self._needs.chain else n_run, -1, -1):
-            for tail in self._tails(n_blocks):
-                if rows := self._rows([tail]):
+        """What a restore could use, longest first."""
+        return self._chains(n_run) if self._needs.chain else self._alone()
+
+    def _chains(self, n_run: int) -> Iterator[list[Row]]:
+        """At each boundary its tails, then the block that ends there, with all blocks before."""
+        chain = self._rows(self._blocks[:n_run])
+        for n_blocks in range(len(chain), -1, -1):
+            start = n_blocks * self._block
+            for tail in self._own(self._fetcher.tails(self._space.root, self._at[n_blocks])):
+                if tail.start == start and (rows := self._rows([tail])):
                     yield chain[:n_blocks] + rows
-            if n_blocks and (rows := chain[:n_blocks] or self._rows([self._blocks[n_blocks - 1]])):
+            if n_blocks:
+                yield chain[:n_blocks]
+
+    def _alone(self) -> Iterator[list[Row]]:
+        """Every row that ends within the prompt, wherever it starts."""
+        tails = {name for parent in self._at for name in self._fetcher.tails(self._space.root, parent)}
+        for name in self._own({*tails, *self._blocks}):
+            if rows := self._rows([name]):
                 yield rows
 
-    def _tails(self, n_blocks: int) -> list[RowName]:
-        """Rows that follow so many blocks and whose keys are the prompt's own, longest first."""
-        parent, start = self._at[n_blocks], n_blocks * self._block
-        names = self._fetcher.tails(self._space.root, parent)
-        fitting = [name for name in names if name.start == start and start < name.end <= self._n_wanted]
+    def _own(self, names: Collection[RowName]) -> list[RowName]:
+        """Those rows whose keys are the prompt's own, longest first."""
+        fitting = [name for name in names if name.end <= self._n_wanted]
         ends = sorted({name.end for name in fitting})
         keys = dict(zip(ends, self._space.keys_at(self._tokens, ends), strict=True))
-        own = [name for name in fitting if keys[name.end] == name.key]
-        return sorted(own, key=lambda name: name.end, reverse=True)
+        return sorted((name for name in fitting if keys[name.end] == name.key), key=lambda name: -name.end)
 
     def _rows(self, names: list[RowName]) -> list[Row]:
         """These rows, as far as they are there from the first on."""
@@ -159,28 +181,40 @@ class Search:
         self._store.counters.add("refused_slower")
         whole_only = self._needs.state or self._needs.window_tokens > 0 or not per_row
         kept = [] if whole_only else rows[:n_worth]
-        return Found(kept, self._miss(kept, Why.SLOWER))
+        return Found(kept, _end(kept), self._miss(kept, Why.SLOWER))
+
+    def _trimmed(self, rows: list[Row]) -> Found | None:
+        """A longer match by the beginning of one more row, whose rest the engine drops; None if there is none."""
+        n_blocks = _end(rows) // self._block
+        if not self._needs.trim or (shared := self._longest_shared(n_blocks)) is None:
+            return None
+        n_tokens = n_blocks * self._block + shared.n_common
+        longer = [*rows[:n_blocks], shared.row]
+        if n_tokens <= _end(rows) or self._weighed(longer) is not None:
+            return None
+        differs = Miss(Why.DIFFERS, self._n_wanted, n_tokens, n_tokens)
+        return Found(longer, n_tokens, None if n_tokens == self._n_wanted else differs)
 
     def _miss(self, rows: list[Row], why: Why, token: int | None = None) -> Miss:
-        return Miss(why, self._n_wanted, rows[-1].end if rows else 0, token)
+        return Miss(why, self._n_wanted, _end(rows), token)
 
     def _explain(self, rows: list[Row], n_run: int) -> Miss | None:
-        n_found = rows[-1].end if rows else 0
+        n_found = _end(rows)
         if n_found == self._n_wanted:
             return None
         if n_run < len(self._blocks) and self._fetcher.was_corrupt(self._blocks[n_run].key):
             return self._miss(rows, Why.CORRUPT)
         n_blocks = n_found // self._block
-        common = self._longest_common(n_blocks)
-        if common is None:
+        shared = self._longest_shared(n_blocks)
+        if shared is None:
             return self._miss(rows, Why.SCOPE if not rows and self._in_other_space() else Why.ABSENT)
-        at = n_blocks * self._block + common
+        at = n_blocks * self._block + shared.n_common
         return self._miss(rows, Why.TOO_SHORT) if at >= self._n_wanted else self._miss(rows, Why.DIFFERS, at)
 
-    def _longest_common(self, n_blocks: int) -> int | None:
-        """How many tokens after so many blocks a stored row shares before it goes another way; None if none does."""
+    def _longest_shared(self, n_blocks: int) -> _Shared | None:
+        """The row after so many blocks that follows the prompt longest before it goes another way."""
         rest = pack(self._tokens[n_blocks * self._block :])
-        best: int | None = None
+        best: _Shared | None = None
         unread = HEADERS_READ
         for row in self._store.index.children(self._at[n_blocks])[:COMPARED]:
             tokens = row.tokens
@@ -189,7 +223,7 @@ class Search:
                 facts = self._fetcher.facts(row.name)
                 tokens = facts.tokens if facts else None
             if tokens is not None and (common := _common(rest, tokens)) < len(tokens) // 4:
-                best = max(best or 0, common)
+                best = max(best or _Shared(row, 0), _Shared(row, common), key=lambda each: each.n_common)
         return best
 
     def _in_other_space(self) -> bool:
@@ -204,6 +238,10 @@ class Search:
         children = index.children(space.root)[:COMPARED]
         packed = pack(self._tokens)
         return any(row.tokens is not None and packed.startswith(row.tokens) for row in children)
+
+
+def _end(rows: list[Row]) -> int:
+    return rows[-1].end if rows else 0
 
 
 def _common(one: bytes, other: bytes) -> int:
