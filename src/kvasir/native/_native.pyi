@@ -573,6 +573,10 @@ class Context:
     def closed(self) -> bool: ...
 
     @property
+    def model(self) -> Model:
+        """The model it runs."""
+
+    @property
     def memory(self) -> Memory: ...
 
     @property
