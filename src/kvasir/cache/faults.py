@@ -22,7 +22,7 @@ class Faults:
     def report(self, tier: str, work: str, error: OSError) -> None:
         """Work on a tier failed; the cache goes on without it."""
         code = error.errno or 0
-        self._counters.add("read_errors" if work == "read" else "write_errors")
+        self._counters.add("write_errors" if work in ("write", "tend") else "read_errors")
         self._counters.add_to("errors_by_code", f"{tier} {work} {errno.errorcode.get(code, 'error')}")
         with self._lock:
             standing = self._standing.setdefault((tier, work), set())

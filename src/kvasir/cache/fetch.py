@@ -77,7 +77,7 @@ class Fetcher:
         """Look for a row's file in the file tiers: another process may have written it."""
         for tier in self._store.tiers.values():
             self._store.counters.add("longest_prefix_probes")
-            found = self._guarded(name, tier, partial(tier.probe, name))
+            found = self._guarded(name, tier, partial(tier.probe, name), "look into")
             if found is not None and self._store.index.add(name, tier.name, found.n_bytes, last_used=found.last_used):
                 self._store.counters.add("adopted")
                 return True
@@ -90,8 +90,9 @@ class Fetcher:
             self._store.counters.add("longest_prefix_probes")
             try:
                 names |= dict.fromkeys(tier.tails(space, parent))
+                self._store.faults.works(tier.name, "list")
             except OSError as error:
-                self._store.faults.report(tier.name, "read", error)
+                self._store.faults.report(tier.name, "list", error)
         return list(names)
 
     def was_corrupt(self, key: Key) -> bool:
@@ -121,20 +122,25 @@ class Fetcher:
         self._store.index.learn(header.name.key, facts)
         return facts
 
-    def _guarded(self, name: RowName, tier: FileTier, work: Callable[[], T | None]) -> T | None:
+    def _guarded(self, name: RowName, tier: FileTier, work: Callable[[], T | None], what: str = "read") -> T | None:
         try:
-            result = work()
-        except Damaged as damage:
-            self._remove_bad(name, tier, damage)
-        except FileNotFoundError:
-            if self._store.index.remove(name.key, tier.name):
-                self._store.counters.add("vanished")
+            try:
+                result = work()
+            except Damaged as damage:
+                self._remove_bad(name, tier, damage)
+            except FileNotFoundError:
+                self._forget(name, tier)
+            else:
+                self._store.faults.works(tier.name, what)
+                return result
         except OSError as error:
-            self._store.faults.report(tier.name, "read", error)
-        else:
-            self._store.faults.works(tier.name, "read")
-            return result
+            self._store.faults.report(tier.name, what, error)
         return None
+
+    def _forget(self, name: RowName, tier: FileTier) -> None:
+        if self._store.index.remove(name.key, tier.name):
+            self._store.counters.add("vanished")
+            self._store.forget_if_gone(tier)
 
     def _remove_bad(self, name: RowName, tier: FileTier, damage: Damaged) -> None:
         self._store.counters.add("swept" if isinstance(damage, OtherVersion) else "corrupt_files")

@@ -109,6 +109,12 @@ class Store:
         known = row is not None and self.index.remove(name.key, tier)
         return self._delete(name, tier, row.n_bytes) if known and row is not None else 0
 
+    def forget_if_gone(self, tier: FileTier) -> None:
+        """Forget every copy in a tier whose folder someone removed."""
+        if tier.is_gone():
+            for row in self.index.rows(tier.name):
+                self.counters.add("vanished", int(self.index.remove(row.key, tier.name)))
+
     def recover(self, tier: FileTier) -> None:
         """Learn what is in a file tier and clean it up."""
         self._scanned[tier.name] = self.clock()
@@ -174,8 +180,9 @@ class Store:
             try:
                 outcome = attempt()
             except OSError as error:
-                # The file system is fuller than it said: what we hold is ours to give up.
-                if last or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.evict(tier.name, n_bytes):
+                # A user's quota does not show in the free bytes that `_make_room` looked at: what we hold is ours to
+                # give up. Not so for ENOSPC: the free bytes said otherwise, and giving rows up would only lose them.
+                if last or error.errno != errno.EDQUOT or not self.evict(tier.name, n_bytes):
                     raise
                 continue
             if outcome is not Outcome.NO_ROOM:

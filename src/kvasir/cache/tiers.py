@@ -195,6 +195,14 @@ class FileTier:
         """Paths of files being written, or left behind."""
         return [entry.path for entry in self.files.scandir(self.layout.temp)]
 
+    def is_gone(self) -> bool:
+        """Whether the folder of all rows is not there."""
+        try:
+            self.files.stat(self.layout.top)
+        except FileNotFoundError:
+            return True
+        return False
+
     def close(self) -> None:
         """Let the ledger's file go."""
         self.ledger.close()
