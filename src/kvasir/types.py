@@ -73,6 +73,7 @@ class Completion:
     `stop` is the stop string that matched, if one did. `seed` is the seed in use, also where none was given.
     `logprobs` has one entry per token where they were asked for. `parsed` is the object a `json_schema` described.
     `key` names what the request left in the cache: the `parent_key` of one that continues it.
+    `fresh_samplers` names samplers of a resumed request whose state could not be rebuilt, so that they began anew.
     """
 
     text: str
@@ -85,6 +86,7 @@ class Completion:
     timings: Timings
     parsed: Any = field(default=None)
     key: str | None = None
+    fresh_samplers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from kvasir.native.fake_model import logs
 from kvasir.service.model import Model
 from kvasir.types import FinishReason, Sampling
 
-
 LONG = "Once upon a time there was a king who had three daughters and no crown at all."
 
 
@@ -75,9 +74,7 @@ def test_the_same_seed_gives_the_same_text_and_is_reported(model: Model) -> None
 def test_n_completions_are_n_requests_with_a_seed_each_and_read_the_prompt_once(model: Model) -> None:
     several = model.generate(LONG, n=4, seed=7, max_tokens=12)
     assert [each.seed for each in several] == [7, 8, 9, 10]
-    alone = [
-        model.generate(LONG, seed=seed, max_tokens=12, cache=False) for seed in range(7, 11)
-    ]
+    alone = [model.generate(LONG, seed=seed, max_tokens=12, cache=False) for seed in range(7, 11)]
     assert [each.tokens for each in several] == [each.tokens for each in alone]
     assert all(each.usage.cached_tokens == each.usage.prompt_tokens - 1 for each in several[1:])
 
@@ -90,6 +87,32 @@ def test_reuse_stays_within_a_scope(model: Model) -> None:
     assert first.usage.cached_tokens == other.usage.cached_tokens == 0
     assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
     assert model.stats().counters.shared_parked == 1
+
+
+def test_an_interrupted_request_goes_on_with_the_tokens_it_would_have_made(model: Model) -> None:
+    whole = model.generate(LONG, seed=3, max_tokens=20, ignore_eos=True, repeat_penalty=1.1)
+    begun = model.generate(LONG, seed=3, max_tokens=8, ignore_eos=True, repeat_penalty=1.1)
+    so_far = [*model.tokenize(LONG), *begun.tokens]
+    rest = model.generate(
+        so_far, seed=3, max_tokens=12, ignore_eos=True, repeat_penalty=1.1, resumed_tokens=len(begun.tokens)
+    )
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert rest.usage.cached_tokens >= rest.usage.prompt_tokens - 1
+    assert rest.fresh_samplers == ()
+
+
+def test_only_generated_tokens_can_be_resumed(model: Model) -> None:
+    with pytest.raises(errors.BadOption, match="resumed_tokens must be 0 to 3"):
+        model.generate([65, 66, 67, 68], resumed_tokens=4)
+
+
+def test_a_conversation_resent_as_text_hits_to_the_end_of_the_models_own_reply(model: Model) -> None:
+    spelled = {256: -100.0, 257: -100.0, 258: -100.0, ord("h"): 8.0, ord("e"): 8.0}  # "he" as two tokens, never as one
+    first = model.generate(LONG, seed=5, max_tokens=30, ignore_eos=True, logit_bias=spelled)
+    resent = LONG + first.text
+    assert model.tokenize(resent) != [*model.tokenize(LONG), *first.tokens]  # the tokenizer splits it otherwise
+    second = model.generate(resent + " And then the thing went on.", max_tokens=2)
+    assert second.usage.cached_tokens == len(model.tokenize(LONG)) + 29  # the last token of a reply never ran
 
 
 def test_a_deadline_that_passes_is_told(model: Model) -> None:

@@ -94,6 +94,19 @@ def parse_reply(schema: Any, text: str) -> Any:
         raise BadSchema(f"the reply does not fit json_schema: {str(error).strip()}") from error
 
 
+def feed(sampler: native.Sampler, tokens: list[int], *, n_resumed: int = 0) -> None:
+    """Tell a sampler of its prompt; the last `n_resumed` tokens it made itself, before it was interrupted."""
+    n_prompt = len(tokens) - n_resumed
+    sampler.accept_prompt(tokens[:n_prompt])
+    for token in tokens[n_prompt:]:
+        sampler.accept(token)
+
+
+def unsteady(sampler: native.Sampler) -> tuple[str, ...]:
+    """Name the samplers of a chain whose state depends on more than the tokens, so that feeding cannot rebuild it."""
+    return tuple(name for name in sampler.names if name in ("mirostat", "mirostat_v2", "adaptive_p"))
+
+
 def random_seed() -> int:
     """Draw a seed: 32 bits, short enough to copy from a report, and as many as llama.cpp's own seeds have."""
     return secrets.randbits(32)

@@ -6,6 +6,8 @@ reader's thread while the engine decodes the next tick. Pure of waiting: it is f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvasir.engine import Done, Event, Failed, Tokens
 from kvasir.errors import BadSchema, KvasirError
 from kvasir.model.sampler import parse_reply
@@ -17,10 +19,20 @@ from kvasir.types import Completion, FinishReason, Sampling, TokenLogprob
 class Reply:
     """A reply as it grows. `stopped` tells that a stop string matched, so the rest of the work is unwanted."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, *, seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        *,
+        seed: int,
+        remember: Callable[[str, list[int]], None] | None = None,
+        fresh_samplers: tuple[str, ...] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._seed = seed
+        self._remember = remember
+        self._fresh_samplers = fresh_samplers
         self._detokenizer = Detokenizer(tokenizer.vocab)
         self._stops = StopFilter(tuple(sampling.stop))
         self._pieces: list[str] = []
@@ -83,6 +95,8 @@ class Reply:
     def _finish(self, done: Done) -> Completion | KvasirError:
         text = "".join(self._pieces)
         reason = FinishReason.STOP if self.stopped else done.reason
+        if self._remember is not None and not self.stopped:
+            self._remember(text, self._tokens)
         try:
             parsed = self._parsed(text, reason)
         except BadSchema as error:
@@ -98,6 +112,7 @@ class Reply:
             timings=done.timings,
             parsed=parsed,
             key=done.key.hex() if done.key is not None else None,
+            fresh_samplers=self._fresh_samplers,
         )
 
     def _parsed(self, text: str, reason: FinishReason) -> object:

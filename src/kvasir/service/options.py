@@ -60,3 +60,4 @@ class GenerateOptions(SamplingOptions, total=False):
     cache: bool
     scope: str | None
     parent_key: str | None
+    resumed_tokens: int
