@@ -33,6 +33,7 @@ void bind_vocab(nb::module_ &m) {
         .def_prop_ro("kind", &Vocab::kind, "'none', 'spm', 'bpe', 'wpm', 'ugm', 'rwkv', 'plamo2' or 'test'.")
         .def_prop_ro("add_bos", &Vocab::add_bos)
         .def_prop_ro("add_eos", &Vocab::add_eos)
+        .def_prop_ro("add_sep", &Vocab::add_sep)
         .def_prop_ro("eog_tokens", &Vocab::eog_tokens, "Every token that ends a generation.")
         .def(
             "tokenize",

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "cores.hpp"
 #include "error.hpp"
 #include "runtime.hpp"
 #include "spans.hpp"
@@ -368,6 +369,7 @@ void Context::fill(const std::vector<const Row *> &rows) {
 }
 
 int32_t Context::decode() {
+    const CoreLease cores(Cores::of_process(), batch_.n_tokens > 1 ? n_threads_batch_ : n_threads_);
     int32_t rc = -3;
     decoding_ = true;
     try {

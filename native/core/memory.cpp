@@ -18,7 +18,7 @@ std::string span_text(llama_pos p0, llama_pos p1) {
     return "positions " + std::to_string(p0) + " to " + std::to_string(p1 - 1);
 }
 
-llama_kv_cache &cache_for(const Caches &caches, const std::string &part) {
+llama_kv_cache &cache_for(const llama_context *context, const Caches &caches, const std::string &part) {
     if (part != "base" && part != "window") {
         bad("part is 'base' or 'window', not '" + part + "'.");
     }
@@ -26,7 +26,7 @@ llama_kv_cache &cache_for(const Caches &caches, const std::string &part) {
     if (!cache) {
         throw Error(Kind::Unsupported, "this model's memory has no '" + part + "' part whose spans can be moved.");
     }
-    if (!rows_movable(*cache)) {
+    if (!rows_movable(context, *cache)) {
         throw Error(Kind::Unsupported,
                     "KV spans of this model cannot be moved: its cells carry more than their position, or V is "
                     "transposed (flash_attn='off').");
@@ -168,7 +168,8 @@ void Memory::share_cells(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens)
 bool Memory::share_rows(llama_seq_id src, llama_seq_id dst, llama_pos n_tokens) {
     llama_synchronize(context_->raw());
     const Caches caches = caches_of(raw());
-    if (!caches.base || !rows_movable(*caches.base) || (caches.window && !rows_movable(*caches.window))) {
+    if (!caches.base || !rows_movable(context_->raw(), *caches.base) ||
+        (caches.window && !rows_movable(context_->raw(), *caches.window))) {
         return false;
     }
     const std::vector<Cell> cells = cells_of(*caches.base, src, 0, n_tokens);
@@ -254,7 +255,7 @@ void Memory::unshare(llama_seq_id seq, llama_pos p0, llama_pos p1) {
         if (!cache) continue;
         std::vector<Cell> shared = shared_among(*cache, cells_of(*cache, seq, p0, p1));
         if (shared.empty()) continue;
-        if (!rows_movable(*cache)) {
+        if (!rows_movable(context_->raw(), *cache)) {
             throw Error(Kind::Unsupported,
                         "shared KV of this model cannot be separated; read the kept tokens again instead.");
         }
@@ -287,7 +288,7 @@ std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, co
     context_->check_seq(seq);
     std::string out;
     with_abort_trap(Kind::Unsupported, "exporting KV", [&] {
-        llama_kv_cache &cache = cache_for(caches_of(raw()), part);
+        llama_kv_cache &cache = cache_for(context_->raw(), caches_of(raw()), part);
         if (p0 < 0 || p1 <= p0) bad("a span begins at 0 or later and ends after it begins.");
         const std::vector<Cell> cells = cells_of(cache, seq, p0, p1);
         if (cells.size() != static_cast<size_t>(p1 - p0)) {
@@ -306,7 +307,7 @@ bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::
     context_->check_seq(seq);
     bool done = false;
     with_abort_trap(Kind::Unsupported, "importing KV", [&] {
-        llama_kv_cache &cache = cache_for(caches_of(raw()), part);
+        llama_kv_cache &cache = cache_for(context_->raw(), caches_of(raw()), part);
         const llama_pos end = cache.seq_pos_max(seq) + 1;
         // The window part of a sequence begins wherever its window does; everything else must continue what is there.
         if (p0 < 0 || (end != p0 && !(part == "window" && end == 0))) {

@@ -182,8 +182,9 @@ std::vector<Cell> cells_of(const llama_kv_cache &cache, llama_seq_id seq, llama_
     return out;
 }
 
-bool rows_movable(const llama_kv_cache &cache) {
-    if (cache.has_cell_ext()) {
+bool rows_movable(const llama_context *context, const llama_kv_cache &cache) {
+    // Latent attention keeps no V of its own, and llama.cpp's accessor would look for it.
+    if (cache.has_cell_ext() || context->get_model().hparams.is_mla()) {
         return false;
     }
     for (const ggml_tensor *tensor : tensors_of(cache, 0)) {

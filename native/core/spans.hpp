@@ -32,7 +32,7 @@ struct Cell {
 };
 std::vector<Cell> cells_of(const llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, llama_pos p1);
 
-bool rows_movable(const llama_kv_cache &cache);
+bool rows_movable(const llama_context *context, const llama_kv_cache &cache);
 std::vector<Cell> shared_among(const llama_kv_cache &cache,
                                const std::vector<Cell> &cells);  // those other sequences use too
 uint32_t n_used(const llama_kv_cache &cache, uint32_t n_seq_max);

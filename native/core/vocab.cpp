@@ -184,6 +184,7 @@ std::vector<llama_token> Vocab::eog_tokens() const {
 
 bool Vocab::add_bos() const { return llama_vocab_get_add_bos(vocab_); }
 bool Vocab::add_eos() const { return llama_vocab_get_add_eos(vocab_); }
+bool Vocab::add_sep() const { return llama_vocab_get_add_sep(vocab_); }
 
 std::optional<llama_token> Vocab::special(const std::string &name) const {
     using Getter = llama_token (*)(const llama_vocab *);

@@ -30,6 +30,7 @@ class Vocab {
     std::vector<llama_token> eog_tokens() const;
     bool add_bos() const;
     bool add_eos() const;
+    bool add_sep() const;
 
     // A special token by its name ("bos", "eos", ...), or nothing where the vocabulary has none.
     std::optional<llama_token> special(const std::string &name) const;

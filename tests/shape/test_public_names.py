@@ -49,6 +49,7 @@ METHODS = {
     "Model": [
         "aembed",
         "agenerate",
+        "arerank",
         "close",
         "closed",
         "detokenize",
@@ -56,6 +57,7 @@ METHODS = {
         "generate",
         "info",
         "open",
+        "rerank",
         "stats",
         "stream",
         "tokenize",

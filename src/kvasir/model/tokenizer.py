@@ -35,6 +35,18 @@ class Tokenizer:
         """Turn text into tokens; `TokenizeFailed` where it is not valid Unicode."""
         return self.vocab.tokenize(_utf8(text), add_special=add_special, parse_special=parse_special)
 
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Turn a query and a document into the one text that a reranker scores, marked as its vocabulary wants."""
+        vocab = self.vocab
+        end = vocab.eos if vocab.eos is not None else vocab.sep
+        tokens = [vocab.bos] if vocab.add_bos else []
+        tokens += self.encode(query, add_special=False)
+        tokens += [end] if vocab.add_eos else []
+        tokens += [vocab.sep] if vocab.add_sep else []
+        tokens += self.encode(document, add_special=False)
+        tokens += [end] if vocab.add_eos or vocab.add_sep else []
+        return [token for token in tokens if token is not None]
+
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Turn tokens into text, without the beginning-of-text token that `encode` put first.
 

@@ -32,9 +32,16 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "kvasir.native._native":
         raise
-    raise ImportError(
-        "kvasir's compiled extension is missing. In a clone run `make build`; elsewhere `pip install kvasir-llm`."
-    ) from missing
+
+    def __getattr__(name: str) -> object:
+        """Name what is missing only when it is used, so that the fake can be imported without a compiler."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(
+            f"kvasir.native.{name} needs the compiled extension, which is missing. In a clone run `make build`; "
+            "elsewhere `pip install kvasir-llm`."
+        )
+
 
 __all__ = [
     "KV_TYPES",

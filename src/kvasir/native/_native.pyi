@@ -108,6 +108,9 @@ class Vocab:
     def add_eos(self) -> bool: ...
 
     @property
+    def add_sep(self) -> bool: ...
+
+    @property
     def eog_tokens(self) -> list[int]:
         """Every token that ends a generation."""
 

@@ -33,7 +33,7 @@ class Vocab:
         self.eos: int | None = first
         self.eot: int | None = first + 2
         self.eog_tokens = [first, first + 2]
-        self.add_bos, self.add_eos = add_bos, False
+        self.add_bos, self.add_eos, self.add_sep = add_bos, False, False
 
     def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the tokens of a text; `TokenizeFailed` unless it is valid UTF-8."""

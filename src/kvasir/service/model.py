@@ -20,7 +20,6 @@ from typing import Any, Unpack, cast, overload
 import numpy as np
 
 from kvasir import native
-from kvasir.cache import Cache
 from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults, store_settings
 from kvasir.engine import Engine, EngineStats, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
@@ -30,6 +29,7 @@ from kvasir.model.sampler import build_sampler, feed, random_seed, unsteady
 from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
+from kvasir.service.cache_view import ModelCache, OpenCache
 from kvasir.service.caching import bind, cache_settings
 from kvasir.service.completion import Reply
 from kvasir.service.options import GenerateOptions, SamplingOptions
@@ -67,7 +67,7 @@ class Model:
         weights: Weights,
         settings: LoadSettings,
         engine: Engine | None,
-        cache: Cache | None,
+        cache: OpenCache | None,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -94,9 +94,9 @@ class Model:
                 binding = None
                 if settings.cache and path.is_file():
                     store = store_settings()
-                    cache = Cache.open(cache_settings(settings, store))
+                    cache = OpenCache.open(cache_settings(settings, store))
                     on_failure.callback(cache.close)
-                    binding = bind(cache, weights, settings, store, core=core)
+                    binding = bind(cache.cache, weights, settings, store, core=core)
                 engine = Engine.open(
                     weights.native, engine_settings(settings, weights.adapters), core=core, cache=binding
                 )
@@ -109,6 +109,18 @@ class Model:
     def info(self) -> ModelInfo:
         """The facts of the model file."""
         return self._info
+
+    @property
+    def cache(self) -> ModelCache:
+        """What the model has kept of prompts and replies: look at it, warm it, make it smaller.
+
+        Raises `Unsupported` where there is none: with `cache=False`, `vocab_only=True`, and on encoders.
+        """
+        self._check_open()
+        if self._cache is None:
+            why = _why_silent(self._weights) or "it was loaded with cache=False or vocab_only=True"
+            raise _unsupported("use the cache", why)
+        return ModelCache(self._cache, self)
 
     def stream(
         self,
@@ -224,6 +236,23 @@ class Model:
     async def aembed(self, texts: str | Sequence[str], *, normalize: Normalize = "l2") -> Vectors:
         """`embed` in asyncio; the work runs in a thread."""
         return await asyncio.to_thread(self.embed, texts, normalize=normalize)
+
+    def rerank(self, query: str, documents: Sequence[str]) -> Vectors:
+        """Return one score per document, `(len(documents),)`: how well it answers the query. Higher is better.
+
+        Needs a reranking model, which has a ranking head; others raise `Unsupported`.
+        """
+        self._check_open()
+        if self._weights.native.vocab_only:
+            raise _unsupported("rank", "it was loaded with vocab_only=True and has no weights")
+        pairs = [self._weights.tokenizer.encode_pair(query, document) for document in _texts(documents)]
+        if not pairs:
+            return np.empty(0, dtype=np.float32)
+        return self._embedder.rank(pairs)
+
+    async def arerank(self, query: str, documents: Sequence[str]) -> Vectors:
+        """`rerank` in asyncio; the work runs in a thread."""
+        return await asyncio.to_thread(self.rerank, query, documents)
 
     def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Turn text into token ids, as `generate` does with a prompt.
@@ -357,7 +386,7 @@ def _unsupported(what: str, why: str) -> Unsupported:
     return Unsupported(f"this model cannot {what}: {why}.", what=what, why=why)
 
 
-def _shut(engine: Engine | None, embedder: Embedder, weights: Weights, cache: Cache | None) -> None:
+def _shut(engine: Engine | None, embedder: Embedder, weights: Weights, cache: OpenCache | None) -> None:
     """Close in order: the engine saves what lives into the cache, and whoever uses the weights goes before them."""
     if engine is not None:
         engine.close()
