@@ -23,6 +23,8 @@ from llama_server import Trace
 import kvasir
 
 SLOTS = 8
+# Which word a prompt begins with: 0 to 7 are the own parts, so nothing is shared but what a case means to share.
+COMMON, LATE, WARM_UP = SLOTS, SLOTS + 1, SLOTS + 2
 LAYOUTS = {"split": False, "unified": True}
 
 
@@ -39,11 +41,11 @@ class Case:
     late_after: int = 16  # how far they are then, and how long its own reply is
 
     def prompts(self, words: Prompts, number: int) -> list[list[int]]:
-        common = words.of(self.n_common, seed=(self.name, number))
+        common = words.of(self.n_common, seed=(self.name, number), first=COMMON) if self.n_common else []
         return [common + words.of(self.n_own, seed=(self.name, number, i), first=i) for i in range(self.n_prompts)]
 
     def late(self, words: Prompts, number: int) -> list[int] | None:
-        return words.of(self.n_late, seed=(self.name, number, "late")) if self.n_late else None
+        return words.of(self.n_late, seed=(self.name, number, "late"), first=LATE) if self.n_late else None
 
 
 CASES = (
@@ -119,7 +121,7 @@ def sides_of(case: Case, setup: Setup, words: Prompts, layout: str) -> dict[str,
 
 def ours(case: Case, setup: Setup, words: Prompts, layout: str, number: int) -> Figures:
     with opened(setup, layout) as model:
-        model.generate(words.of(32, seed="warm up"), max_tokens=8, temperature=0, ignore_eos=True)
+        model.generate(words.of(32, seed="warm up", first=WARM_UP), max_tokens=8, temperature=0, ignore_eos=True)
         assert model._engine is not None
         before = model._engine.stats().counters
         traces = asyncio.run(read_all(model, case, words, number))
@@ -188,7 +190,7 @@ def theirs(case: Case, setup: Setup, words: Prompts, unified: bool, number: int)
         slots=SLOTS,
         unified=unified,
     ) as port:
-        llama_server.stream_all(port, [words.of(32, seed="warm up")], n_tokens=8)
+        llama_server.stream_all(port, [words.of(32, seed="warm up", first=WARM_UP)], n_tokens=8)
         traces = llama_server.stream_all(
             port,
             case.prompts(words, number),

@@ -55,19 +55,26 @@ def sides_of(path: Path, arguments: argparse.Namespace) -> dict[str, Callable[[i
 
 
 def ours(path: Path, arguments: argparse.Namespace, number: int) -> Figures:
-    with kvasir.load(path, threads=arguments.threads, batch=BATCH, ubatch=BATCH) as model:
+    """Decodes and prefill in a model each: cells that one left behind would slow the other, and llama-bench has none."""
+    with opened(path, arguments) as model:
         prompts = Prompts(lambda text: model.tokenize(text, add_special=False))
 
         def decode(name: str, **sampling: Any) -> float:
             prompt = prompts.of(arguments.depth, seed=(name, number))
             return decode_rate(model, prompt, arguments.tokens, **sampling)
 
-        decode("warm up", temperature=0)
-        return {
+        decode("warm up", temperature=0)  # as llama-bench does, so that memory is touched before it is timed
+        figures = {
             "decode": decode("greedy", temperature=0),
             "decode, default sampling": decode("sampled", seed=number),
-            "prefill": prefill_rate(model, prompts.of(arguments.prompt, seed=("prefill", number))),
         }
+    with opened(path, arguments) as model:
+        prefill_rate(model, prompts.of(arguments.prompt, seed=("warm up", number)))
+        return {**figures, "prefill": prefill_rate(model, prompts.of(arguments.prompt, seed=("timed", number)))}
+
+
+def opened(path: Path, arguments: argparse.Namespace) -> kvasir.Model:
+    return kvasir.load(path, threads=arguments.threads, batch=BATCH, ubatch=BATCH)
 
 
 def decode_rate(model: kvasir.Model, prompt: list[int], n_tokens: int, **sampling: Any) -> float:
