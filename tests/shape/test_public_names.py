@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import kvasir
+from kvasir.service.cache_view import ModelCache
 from kvasir.service.options import SamplingOptions
 
 PUBLIC = [
@@ -50,6 +51,7 @@ METHODS = {
         "aembed",
         "agenerate",
         "arerank",
+        "cache",
         "close",
         "closed",
         "detokenize",
@@ -65,6 +67,8 @@ METHODS = {
     "Stream": ["cancel", "result"],
 }
 
+CACHE_METHODS = ["clear", "ls", "prune", "stats", "verify", "warm"]
+
 
 def test_the_public_methods_are_pinned_and_documented() -> None:
     for name, methods in METHODS.items():
@@ -72,3 +76,9 @@ def test_the_public_methods_are_pinned_and_documented() -> None:
         assert [member for member in dir(kind) if not member.startswith("_")] == methods
         for method in methods:
             assert getattr(kind, method).__doc__, f"{name}.{method}"
+
+
+def test_the_calls_of_a_models_cache_are_pinned_and_documented() -> None:
+    assert [member for member in dir(ModelCache) if not member.startswith("_")] == CACHE_METHODS
+    for method in CACHE_METHODS:
+        assert getattr(ModelCache, method).__doc__, method
