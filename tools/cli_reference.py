@@ -27,6 +27,13 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("models", "show"),
     ("models", "convert"),
     ("models", "remove"),
+    ("cache",),
+    ("cache", "stats"),
+    ("cache", "ls"),
+    ("cache", "verify"),
+    ("cache", "prune"),
+    ("cache", "clear"),
+    ("cache", "warm"),
     ("doctor",),
 )
 

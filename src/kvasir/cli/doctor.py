@@ -149,7 +149,7 @@ def _store(_: str | None) -> Iterator[Finding]:
 
 def _generation(ref: str | None) -> Iterator[Finding]:
     path = _local_path(ref)
-    with kvasir.load(path) as model:
+    with kvasir.load(path, cache=False) as model:
         yield Finding("model", True, f"{model.info.description}, {model.info.path}")
         yield _layout(model.info)
         completion = model.generate(PROMPT, max_tokens=N_TOKENS, temperature=0, ignore_eos=True)

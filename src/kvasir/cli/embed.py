@@ -52,7 +52,9 @@ def embed(
     more_load, more_sampling = split_more(more)
     if more_sampling:
         raise BadOption(f"{next(iter(more_sampling))!r} is a sampling option; embed takes load options only.")
-    with open_model(model, **(more_load | given(threads=threads, gpu_layers=gpu_layers))) as opened:
+    # Vectors come from a context of their own; without the cache, the model's file need not be hashed.
+    load = {"cache": False} | more_load | given(threads=threads, gpu_layers=gpu_layers)
+    with open_model(model, **load) as opened:
         vectors = opened.embed(wanted, normalize=_SCALES[normalize])
     if as_json:
         console.write_json({"n": vectors.shape[1], "vectors": vectors.tolist()})

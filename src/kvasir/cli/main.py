@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 import kvasir
-from kvasir.cli import console, doctor, embed, models, run, tokenize
+from kvasir.cli import cache, console, doctor, embed, models, run, tokenize
 from kvasir.errors import BadRequest, KvasirError
 
 OK, FAILURE, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -148,6 +148,7 @@ app.command("embed")(embed.embed)
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull)
 app.add_typer(models.app, name="models")
+app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
 
 

@@ -28,6 +28,7 @@ MoreOption = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="NAME=VALUE", help="Any other load or sampling option. Repeatable."),
 ]
+NoCacheFlag = Annotated[bool, typer.Option("--no-cache", help="Use no stored prefix, and leave none behind.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

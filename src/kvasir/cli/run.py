@@ -18,6 +18,7 @@ from kvasir.cli.options import (
     JsonFlag,
     ModelOption,
     MoreOption,
+    NoCacheFlag,
     ThreadsOption,
     given,
     grammar_of,
@@ -55,6 +56,7 @@ def run(
     context_size: ContextOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
+    no_cache: NoCacheFlag = False,
     more: MoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -91,6 +93,7 @@ def run(
     )
     kvasir.Sampling.of(**sampling)  # a bad option is told before a model is loaded
     load = more_load | given(context_size=context_size, threads=threads, gpu_layers=gpu_layers)
+    load |= {"cache": False} if no_cache else {}
     with open_model(model, **load) as opened:
         stream = opened.stream(text, **sampling)
         if as_json:

@@ -37,11 +37,10 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
     stats: CacheStats = msgspec.field(default_factory=CacheStats)
     hits: dict[str, int] = {}  # by row key
-    processes: int = 1
     folded: tuple[str, ...] = ()
 
 
-NOTHING = Counted(processes=0)
+NOTHING = Counted()
 
 
 class History:
@@ -153,7 +152,6 @@ def _joined(total: Counted, one: Counted) -> Counted:
         total,
         stats=plus(total.stats, one.stats),
         hits=dict(list(hits.items())[-MOST_HITS:]),
-        processes=total.processes + one.processes,
     )
 
 
