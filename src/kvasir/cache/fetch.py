@@ -83,17 +83,17 @@ class Fetcher:
                 return True
         return False
 
-    def tails(self, space: Key, parent: Key) -> list[RowName]:
-        """Names of the rows that follow a prefix: known ones, and those in the file tiers."""
-        names = {row.name: None for row in self._store.index.children(parent)}
+    def ends(self, space: Key, parent: Key) -> set[int]:
+        """Where rows that follow a prefix end: known ones, and tails in the file tiers."""
+        ends = self._store.index.ends(parent)
         for tier in self._store.tiers.values():
             self._store.counters.add("longest_prefix_probes")
             try:
-                names |= dict.fromkeys(tier.tails(space, parent))
+                ends |= tier.tail_ends(space, parent)
                 self._store.faults.works(tier.name, "list")
             except OSError as error:
                 self._store.faults.report(tier.name, "list", error)
-        return list(names)
+        return ends
 
     def was_corrupt(self, key: Key) -> bool:
         """Whether a row with this key was removed because it did not verify."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from kvasir.cache.key import Key
 from kvasir.cache.order import Order
 from kvasir.cache.policy import worth
 from kvasir.cache.row import Row, RowName
-from kvasir.cache.tiers import ORDER
+from kvasir.cache.tiers import ORDER, Found
+
+_NONE: dict[Key, None] = {}
+_NO_ENDS: dict[int, int] = {}
 
 
 class Facts(NamedTuple):
@@ -53,7 +57,8 @@ class Index:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._rows: dict[Key, _Entry] = {}
-        self._children: dict[Key, set[Key]] = {}
+        self._children: dict[Key, dict[Key, None]] = {}
+        self._ends: dict[Key, dict[int, int]] = {}
         # Beside the rows, not in them: a row may be lost and come back while its lease is out.
         self._leases: dict[Key, int] = {}
         self._orders = {tier: Order(self._weigher(tier)) for tier in ORDER}
@@ -63,22 +68,12 @@ class Index:
     def add(self, name: RowName, tier: str, n_bytes: int, *, last_used: float, facts: Facts | None = None) -> bool:
         """Make a copy visible (or note its new size); False if the key is taken by another span."""
         with self._lock:
-            entry = self._rows.get(name.key)
-            if entry is None:
-                entry = self._rows[name.key] = _Entry(name)
-                self._children.setdefault(name.parent, set()).add(name.key)
-            elif entry.name != name:
-                return False
-            is_new = tier not in entry.copies
-            self._bytes[tier] += n_bytes - entry.copies.get(tier, 0)
-            entry.copies[tier] = n_bytes
-            entry.last_used = max(entry.last_used, last_used)
-            entry.facts = facts or entry.facts
-            if is_new:
-                self._count[tier] += 1
-                self._orders[tier].push(name.key)
-                self._let_back(name.key)
-            return True
+            return self._add(name, tier, n_bytes, last_used, facts) is not None
+
+    def add_found(self, tier: str, found: Iterable[Found]) -> int:
+        """Make copies visible that a look at a tier found; returns how many were news."""
+        with self._lock:
+            return sum(self._add(each.name, tier, each.n_bytes, each.last_used, None) is True for each in found)
 
     def remove(self, key: Key, tier: str) -> bool:
         """Forget a copy, leased or not: its bytes are gone or bad. False if the index had none."""
@@ -112,10 +107,16 @@ class Index:
                     return at
             return len(names)
 
-    def children(self, parent: Key) -> list[Row]:
-        """Rows that follow a prefix."""
+    def children(self, parent: Key, most: int) -> list[Row]:
+        """Rows that follow a prefix; so many at most, the newest."""
         with self._lock:
-            return [self._snapshot(self._rows[key]) for key in self._children.get(parent, ())]
+            newest = islice(reversed(self._children.get(parent, _NONE)), most)
+            return [self._snapshot(self._rows[key]) for key in newest]
+
+    def ends(self, parent: Key) -> set[int]:
+        """Where the rows that follow a prefix end: few numbers, however many rows."""
+        with self._lock:
+            return set(self._ends.get(parent, _NO_ENDS))
 
     def rows(self, tier: str | None = None) -> list[Row]:
         """Snapshots of all rows, or of one tier's."""
@@ -183,6 +184,26 @@ class Index:
         with self._lock:
             return {entry.name.space for entry in self._rows.values()}
 
+    def _add(self, name: RowName, tier: str, n_bytes: int, last_used: float, facts: Facts | None) -> bool | None:
+        """Whether the copy is news; None if the key is taken by another span."""
+        entry = self._rows.get(name.key)
+        if entry is None:
+            entry = self._rows[name.key] = _Entry(name)
+            self._be_child(name)
+        elif entry.name != name:
+            return None
+        elif tier not in entry.copies:
+            self._let_back(name.key)
+        is_new = tier not in entry.copies
+        self._bytes[tier] += n_bytes - entry.copies.get(tier, 0)
+        entry.copies[tier] = n_bytes
+        entry.last_used = max(entry.last_used, last_used)
+        entry.facts = facts or entry.facts
+        if is_new:
+            self._count[tier] += 1
+            self._orders[tier].push(name.key)
+        return is_new
+
     def _remove(self, key: Key, tier: str) -> bool:
         entry = self._rows.get(key)
         if entry is None or tier not in entry.copies:
@@ -191,22 +212,38 @@ class Index:
         self._count[tier] -= 1
         if not entry.copies:
             del self._rows[key]
-            siblings = self._children[entry.name.parent]
-            siblings.discard(key)
-            if not siblings:
-                del self._children[entry.name.parent]
+            self._be_no_child(entry.name)
         self._let_back(entry.name.parent)
         order = self._orders[tier]
         order.compact((k for k, e in self._rows.items() if tier in e.copies), self._count[tier])
         return True
 
+    def _be_child(self, name: RowName) -> None:
+        siblings = self._children.get(name.parent)
+        if siblings is None:
+            self._children[name.parent] = {name.key: None}
+            self._ends[name.parent] = {name.end: 1}
+        else:
+            siblings[name.key] = None
+            ends = self._ends[name.parent]
+            ends[name.end] = ends.get(name.end, 0) + 1
+
+    def _be_no_child(self, name: RowName) -> None:
+        siblings, ends = self._children[name.parent], self._ends[name.parent]
+        del siblings[name.key]
+        ends[name.end] -= 1
+        if not ends[name.end]:
+            del ends[name.end]
+        if not siblings:
+            del self._children[name.parent], self._ends[name.parent]
+
     def _may_go(self, entry: _Entry, tier: str) -> bool:
         if entry.name.key in self._leases:
             return False
-        children = [self._rows[key] for key in self._children.get(entry.name.key, ())]
-        if len(entry.copies) == 1:
+        children = self._children.get(entry.name.key)
+        if not children or len(entry.copies) == 1:
             return not children
-        return not any(tier in child.copies for child in children)
+        return not any(tier in self._rows[key].copies for key in children)
 
     def _let_back(self, key: Key) -> None:
         for order in self._orders.values():
@@ -217,7 +254,7 @@ class Index:
             entry = self._rows.get(key)
             if entry is None or tier not in entry.copies:
                 return None
-            size = max(entry.copies.values())
+            size = entry.copies[tier]
             return worth(last_used=entry.last_used, hits=entry.hits, n_tokens=entry.name.n_tokens, n_bytes=size)
 
         return weigh

@@ -17,7 +17,6 @@ from kvasir.cache.codec import VERSION
 from kvasir.cache.key import Key
 from kvasir.cache.row import RowName
 
-_NAME = re.compile(r"([0-9a-f]{64})-([0-9a-f]{64})-([0-9]{1,10})-([0-9]{1,10})\.row")
 _FOLDER = re.compile(r"v[0-9]+-[0-9]+")
 SPACE_DIGITS = 64
 
@@ -64,13 +63,14 @@ class Layout:
 
 
 def parse(space: Key, file_name: str) -> RowName | None:
-    """The row a file name names, or None for a name we do not write."""
-    if (found := _NAME.fullmatch(file_name)) is None:
+    """The row a file name names, or None for a name we do not write. A start calls this 100,000 times: no pattern."""
+    try:
+        key, parent, start, end = file_name.removesuffix(".row").split("-")
+        name = RowName(space, Key(bytes.fromhex(key)), Key(bytes.fromhex(parent)), int(start), int(end))
+    except ValueError:
         return None
-    key, parent, start, end = found.groups()
-    if int(start) >= int(end):
-        return None
-    return RowName(space, Key(bytes.fromhex(key)), Key(bytes.fromhex(parent)), int(start), int(end))
+    is_ours = len(key) == len(parent) == SPACE_DIGITS and name.start < name.end and file_name[-4:] == ".row"
+    return name if is_ours else None
 
 
 def parse_space(folder: str) -> Key | None:

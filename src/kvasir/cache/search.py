@@ -1,13 +1,13 @@
 """Search: the longest stored prefix of a prompt that a restore can use, and why it is not longer.
 
-Blocks are found by key, first in the index, then by one `stat` per file tier; tails by listing what follows a prefix
-and comparing keys, so no token is compared and no file opened. Where a restore needs a window or a state, headers of
-the candidates are read until one has it. Decides; `fetch.py` touches the file systems.
+Blocks are found by key, first in the index, then by one `stat` per file tier; tails by where the rows that follow a
+prefix end (one listing), which makes their keys: so no token is compared and no file opened. Where a restore needs a
+window or a state, headers of the candidates are read until one has it. Decides; `fetch.py` touches the file systems.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvasir.cache.cost import Piece
@@ -108,26 +108,31 @@ class Search:
         """At each boundary its tails, then the block that ends there, with all blocks before."""
         chain = self._rows(self._blocks[:n_run])
         for n_blocks in range(len(chain), -1, -1):
-            start = n_blocks * self._block
-            for tail in self._own(self._fetcher.tails(self._space.root, self._at[n_blocks])):
-                if tail.start == start and (rows := self._rows([tail])):
+            for tail in self._tails([n_blocks]):
+                if rows := self._rows([tail]):
                     yield chain[:n_blocks] + rows
             if n_blocks:
                 yield chain[:n_blocks]
 
     def _alone(self) -> Iterator[list[Row]]:
         """Every row that ends within the prompt, wherever it starts."""
-        tails = {name for parent in self._at for name in self._fetcher.tails(self._space.root, parent)}
-        for name in self._own({*tails, *self._blocks}):
+        for name in self._tails(range(len(self._at))):
             if rows := self._rows([name]):
                 yield rows
 
-    def _own(self, names: Collection[RowName]) -> list[RowName]:
-        """Those rows whose keys are the prompt's own, longest first."""
-        fitting = [name for name in names if name.end <= self._n_wanted]
-        ends = sorted({name.end for name in fitting})
+    def _tails(self, boundaries: Iterable[int]) -> list[RowName]:
+        """Names that rows after these boundaries would have if they were the prompt's own, longest first.
+
+        What follows a prefix is known by where it ends; the prompt's tokens up to there make the key.
+        """
+        root, block = self._space.root, self._block
+        fitting = [
+            (end, at) for at in boundaries for end in self._fetcher.ends(root, self._at[at]) if end <= self._n_wanted
+        ]
+        ends = sorted({end for end, _ in fitting})
         keys = dict(zip(ends, self._space.keys_at(self._tokens, ends), strict=True))
-        return sorted((name for name in fitting if keys[name.end] == name.key), key=lambda name: -name.end)
+        names = [RowName(root, keys[end], self._at[at], at * block, end) for end, at in fitting if end > at * block]
+        return sorted(names, key=lambda name: -name.end)
 
     def _rows(self, names: list[RowName]) -> list[Row]:
         """These rows, as far as they are there from the first on."""
@@ -216,7 +221,7 @@ class Search:
         rest = pack(self._tokens[n_blocks * self._block :])
         best: _Shared | None = None
         unread = HEADERS_READ
-        for row in self._store.index.children(self._at[n_blocks])[:COMPARED]:
+        for row in self._store.index.children(self._at[n_blocks], COMPARED):
             tokens = row.tokens
             if tokens is None and unread:
                 unread -= 1
@@ -235,7 +240,7 @@ class Search:
         index = self._store.index
         if len(self._tokens) >= self._block and index.has(space.key(self._tokens[: self._block])):
             return True
-        children = index.children(space.root)[:COMPARED]
+        children = index.children(space.root, COMPARED)
         packed = pack(self._tokens)
         return any(row.tokens is not None and packed.startswith(row.tokens) for row in children)
 

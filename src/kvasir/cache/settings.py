@@ -14,8 +14,8 @@ from kvasir.errors import BadOption
 MIB = 1 << 20
 GIB = 1 << 30
 
-# Every row starts within this many bytes of RAM as one whole number of blocks; smaller blocks fsync more often, larger
-# ones leave longer tails. bench/cache_index.py prints what a row costs; docs/caching.md tells the choice.
+# A row costs one synced file: half the tokens would double those, twice as many would leave longer tails and coarser
+# sharing. 256 is also what llama.cpp pads its cells to. What a row costs is printed by bench/cache_index.py.
 BLOCK_TOKENS = 256
 
 Sample = Callable[[], tuple[int, int]]
@@ -64,6 +64,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
             _check(name, getattr(self, name) >= 1, getattr(self, name), "1 or more")
         for name in ("reservation_ttl_s", "pressure_interval_s"):
             _check(name, getattr(self, name) > 0, getattr(self, name), "more than 0")
+        same = self.tmpfs_dir is not None and self.tmpfs_dir == self.disk_dir
+        _check("tmpfs_dir", not same, str(self.tmpfs_dir), "another folder than disk_dir")
         _check("free_share", 0 <= self.free_share < 1, self.free_share, "from 0 to below 1")
         ordered = 0 < self.pressure_low <= self.pressure_high <= 1
         _check("pressure_low", ordered, self.pressure_low, "above 0 and not above pressure_high, which is at most 1")

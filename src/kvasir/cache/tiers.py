@@ -126,11 +126,11 @@ class FileTier:
             return None
         return Found(name, facts.st_size, facts.st_mtime)
 
-    def tails(self, space: Key, parent: Key) -> list[RowName]:
-        """Names of the tails that follow a prefix, by one listing."""
+    def tail_ends(self, space: Key, parent: Key) -> set[int]:
+        """Where the tails that follow a prefix end, by one listing; whoever knows the tokens knows their names then."""
         entries = self.files.scandir(self.layout.tails(space, parent))
-        found = (parse(space, entry.name) for entry in entries)
-        return [name for name in found if name is not None and name.parent == parent]
+        texts = {entry.name[entry.name.rfind("-") + 1 : -4] for entry in entries if entry.name.endswith(".row")}
+        return {int(text) for text in texts if text.isdecimal()}
 
     def header(self, name: RowName) -> Header:
         """A row's head, verified. Raises `Damaged`, `FileNotFoundError`."""
