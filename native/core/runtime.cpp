@@ -77,7 +77,7 @@ void on_log(ggml_log_level level, const char *text, void *) {
             continue;
         }
         if (t_capture && t_level >= GGML_LOG_LEVEL_WARN && t_level != GGML_LOG_LEVEL_CONT) {
-            t_capture->add(line);
+            t_capture->add(line, t_level == GGML_LOG_LEVEL_ERROR);
         }
         queue().push(python_level(t_level), std::move(line));
     }
@@ -123,8 +123,9 @@ std::vector<std::pair<int, std::string>> take_logs(double timeout_s) {
 LogCapture::LogCapture() : outer_(t_capture) { t_capture = this; }
 LogCapture::~LogCapture() { t_capture = outer_; }
 
-void LogCapture::add(const std::string &line) {
-    if (text_.size() > 2000) {
+void LogCapture::add(const std::string &line, bool is_error) {
+    std::string &text = is_error ? errors_ : warnings_;
+    if (text.size() > 2000) {
         return;
     }
     // "llama_model_load: error loading model: x" -> "error loading model: x"
@@ -133,13 +134,15 @@ void LogCapture::add(const std::string &line) {
     if (colon != std::string::npos && line.find(' ') == colon + 1) {
         start = colon + 2;
     }
-    if (!text_.empty()) {
-        text_ += "; ";
+    if (!text.empty()) {
+        text += "; ";
     }
-    text_ += line.substr(start);
+    text += line.substr(start);
 }
 
-std::string LogCapture::reason(const std::string &otherwise) const { return text_.empty() ? otherwise : text_; }
+std::string LogCapture::reason(const std::string &otherwise) const {
+    return !errors_.empty() ? errors_ : !warnings_.empty() ? warnings_ : otherwise;
+}
 
 void with_abort_trap(Kind kind, const std::string &doing, const std::function<void()> &work) {
     const bool outer = t_trap;

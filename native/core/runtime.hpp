@@ -21,7 +21,7 @@ void ensure_backend();
 std::vector<std::pair<int, std::string>> take_logs(double timeout_s);
 
 // While alive, warnings and errors logged by this thread are also collected here: llama.cpp gives reasons only in its
-// log.
+// log. Warnings count only where no error was logged.
 class LogCapture {
   public:
     LogCapture();
@@ -31,10 +31,10 @@ class LogCapture {
 
     // The collected lines as one sentence fragment, or `otherwise` when nothing was logged.
     std::string reason(const std::string &otherwise) const;
-    void add(const std::string &line);
+    void add(const std::string &line, bool is_error);
 
   private:
-    std::string text_;
+    std::string errors_, warnings_;
     LogCapture *outer_;
 };
 

@@ -79,4 +79,6 @@ class Core(Protocol):
     @property
     def Context(self) -> Callable[..., Any]: ...  # noqa: N802 - a class, named as the core names it
     @property
+    def devices(self) -> Callable[[], list[Any]]: ...
+    @property
     def Row(self) -> Callable[..., Any]: ...  # noqa: N802

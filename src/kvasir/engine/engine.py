@@ -15,13 +15,15 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+import psutil
+
 from kvasir.engine.core import Core
 from kvasir.engine.events import EngineStats
 from kvasir.engine.loop import Loop
 from kvasir.engine.mailbox import Call, Cancel, Submit
 from kvasir.engine.request import Request, RequestId, Sink
 from kvasir.engine.sequence import Sequence
-from kvasir.engine.settings import EngineSettings, default_threads, is_unified, sequence_limit
+from kvasir.engine.settings import EngineSettings, check_memory, default_threads, is_unified, sequence_limit
 from kvasir.engine.warm import Binding, Warm
 from kvasir.errors import BadOption, EngineStopped, PromptTooLong, Unsupported
 
@@ -137,6 +139,10 @@ def open_loop(
         raise Unsupported(f"this model cannot generate: {why}.", what="generate", why=why)
     n_ctx = settings.context_size or model.n_ctx_train
     threads = settings.threads or default_threads()
+    available = psutil.virtual_memory().available + sum(
+        device.memory_free for device in core.devices() if device.kind == "gpu"
+    )
+    check_memory(model, n_ctx, settings.context, available=available)
     unified = is_unified(settings.layout, slots=settings.slots, n_ctx=n_ctx, n_ctx_train=model.n_ctx_train)
     context = core.Context(
         model,

@@ -215,9 +215,10 @@ class Scheduler:
 
     def plan(self) -> Batch:
         """Ask the strategy what to run; rows come in slot order, which keeps them in one pass (see `slots`)."""
-        if not self.active:
-            return []
-        view = View(tuple([seq.view() for seq in self.active.values() if seq.state in RUNNABLE]), len(self.waiting))
+        runnable = tuple([seq.view() for seq in self.active.values() if seq.state in RUNNABLE])
+        if not runnable:
+            return []  # no strategy need think of a tick in which all wait for files
+        view = View(runnable, len(self.waiting))
         budget = self._budget()
         plan = feed_starved(asked := self._ask(view, budget), view, budget)
         self._meter.counters.rows_forced += plan is not asked and set(plan.rows) != set(asked.rows)

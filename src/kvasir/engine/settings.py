@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.errors import BadOption, suggest
+from kvasir.errors import BadOption, ModelLoadError, suggest
 
 LAYOUTS = ("auto", "unified", "split")
 
@@ -76,6 +76,32 @@ def sequence_limit(settings: EngineSettings, *, n_ctx_seq: int, n_ctx_train: int
     stretched = settings.context.get("rope_scaling", "model") in ("linear", "yarn", "longrope")
     stretched = stretched or bool(settings.context.get("rope_freq_base") or settings.context.get("rope_freq_scale"))
     return n_ctx_seq if stretched or n_ctx_train <= 0 else min(n_ctx_seq, n_ctx_train)
+
+
+# Bytes of one value. Quantised types store a block of 32 with its scale.
+_VALUE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+# llama.cpp's own note of each cell: position, shift, extras and the set of its sequences.
+_CELL_BYTES = 64
+
+
+def kv_bytes(model: Any, n_ctx: int, context: Mapping[str, Any]) -> int:
+    """Estimate what a context of so many cells takes; for sliding windows and latent attention it is an upper bound."""
+    values = model.n_embd // max(1, model.n_head) * model.n_head_kv * model.n_layer
+    each = sum(_VALUE_BYTES.get(str(context.get(name, "f16")), 2.0) for name in ("type_k", "type_v"))
+    return int(n_ctx * (values * each + _CELL_BYTES))
+
+
+def check_memory(model: Any, n_ctx: int, context: Mapping[str, Any], *, available: int) -> None:
+    """Refuse a context that this machine cannot hold: the system would end the process while it is being made."""
+    if (wanted := kv_bytes(model, n_ctx, context)) > available:
+        raise ModelLoadError(
+            f"a context of {n_ctx:,} tokens needs about {wanted / 2**30:,.1f} GiB of KV memory and {available / 2**30:,.1f} "
+            "GiB are there; lower context_size, or store KV in a smaller type with type_k and type_v.",
+            reason="not enough memory",
+        )
 
 
 def default_threads() -> int:

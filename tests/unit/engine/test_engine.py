@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from kvasir.engine import Engine, EngineSettings, Event, Tokens
-from kvasir.engine.settings import default_threads, is_unified, sequence_limit
-from kvasir.errors import BadOption, EngineStopped, PromptTooLong, QueueFull, Unsupported
+from kvasir.engine.settings import default_threads, is_unified, kv_bytes, sequence_limit
+from kvasir.errors import BadOption, EngineStopped, ModelLoadError, PromptTooLong, QueueFull, Unsupported
 from kvasir.native import fake
 from kvasir.types import FinishReason
 from tests.unit.engine.rig import CORE, Collected, expected, prompt, request
@@ -296,3 +296,12 @@ def test_a_sequence_stays_within_the_trained_context_unless_rope_is_stretched() 
 
 def test_threads_default_to_cores_this_process_may_use() -> None:
     assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+
+
+def test_a_context_that_cannot_be_held_is_refused_with_numbers() -> None:
+    model = fake.Model.load("fake:plain")
+    with pytest.raises(
+        ModelLoadError, match=r"a context of 2,000,000,000 tokens needs about [\d,.]+ GiB .* context_size"
+    ):
+        Engine.open(model, EngineSettings(context_size=2_000_000_000), core=CORE)
+    assert kv_bytes(model, 1000, {"type_k": "q8_0"}) < kv_bytes(model, 1000, {})
