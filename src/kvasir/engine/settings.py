@@ -98,8 +98,8 @@ def check_memory(model: Any, n_ctx: int, context: Mapping[str, Any], *, availabl
     """Refuse a context that this machine cannot hold: the system would end the process while it is being made."""
     if (wanted := kv_bytes(model, n_ctx, context)) > available:
         raise ModelLoadError(
-            f"a context of {n_ctx:,} tokens needs about {wanted / 2**30:,.1f} GiB of KV memory and {available / 2**30:,.1f} "
-            "GiB are there; lower context_size, or store KV in a smaller type with type_k and type_v.",
+            f"a context of {n_ctx:,} tokens needs about {wanted / 2**30:,.1f} GiB of KV memory and "
+            f"{available / 2**30:,.1f} GiB are there; lower context_size, or store KV in a smaller type with type_k and type_v.",
             reason="not enough memory",
         )
 
