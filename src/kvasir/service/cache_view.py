@@ -55,7 +55,8 @@ class OpenCache:
         """Save what only memory has, then add up what was counted. Idempotent."""
         is_first = not self._stop.is_set()
         self._stop.set()
-        if self._thread.ident is not None:
+        # A model that is collected may be closed by whichever thread collects it, this one too.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self.cache.close()
         if is_first and self._records and self.history is not None:
