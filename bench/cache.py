@@ -27,7 +27,7 @@ import kvasir
 from kvasir import native
 from kvasir.cache import Cache, CacheSettings, Needs, Reason, Space
 from kvasir.config import load_settings, store_settings
-from kvasir.engine.events import Ticked
+from kvasir.engine.events import Admitted, Ticked
 from kvasir.model.weights import Weights
 from kvasir.service.caching import bind
 
@@ -124,13 +124,20 @@ def from_files(
 
 
 def restored(setup: Setup, cache: Cache, prompt: list[int], *, drop: list[Path] | None = None) -> Figures:
-    with cache_rig.open_model(setup, cache) as model:
+    admitted: list[float] = []
+
+    def observe(event: object) -> None:
+        if isinstance(event, Admitted):
+            admitted.append(time.perf_counter())
+
+    with cache_rig.open_model(setup, cache, observe=observe) as model:
         cache_rig.drop_pages(*drop or [])
-        before = cache_rig.medium_bytes()
+        before, started = cache_rig.medium_bytes(), time.perf_counter()
         seconds, n_cached = one_token(model, prompt)
         from_medium = (cache_rig.medium_bytes() - before) / MB
     assert n_cached == len(prompt) - 1, f"{n_cached} of {len(prompt)} tokens came from the cache"
-    return {"first token s": seconds, "MB from the medium": from_medium}
+    # The rest of a first token is one decode, which the cache cannot make faster.
+    return {"first token s": seconds, "of it restoring s": admitted[-1] - started, "MB from the medium": from_medium}
 
 
 def one_token(model: kvasir.Model, prompt: list[int]) -> tuple[float, int]:
