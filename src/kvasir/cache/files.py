@@ -92,11 +92,6 @@ class Files:
         """Length of an open file."""
         return os.fstat(fd).st_size
 
-    def will_need(self, fd: int) -> None:
-        """Start reading a whole file ahead of us, where the system takes such advice."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-
     def utime(self, path: str, when: float) -> None:
         """Set a file's last use."""
         os.utime(path, (when, when))
