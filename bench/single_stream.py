@@ -55,7 +55,7 @@ def sides_of(path: Path, arguments: argparse.Namespace) -> dict[str, Callable[[i
 
 
 def ours(path: Path, arguments: argparse.Namespace, number: int) -> Figures:
-    """Decodes and prefill in a model each: cells that one left behind would slow the other, and llama-bench has none."""
+    """Decodes and prefill in a model each: cells left by one would slow the other, and llama-bench has none."""
     with opened(path, arguments) as model:
         prompts = Prompts(lambda text: model.tokenize(text, add_special=False))
 

@@ -22,7 +22,7 @@ from tests.models_e2e.table import MODELS, RealModel
 def chosen() -> tuple[RealModel, ...]:
     """The models of this run; of one that a path names nothing is known but that it runs."""
     if given := os.environ.get("KVASIR_TEST_MODEL"):
-        return (RealModel(name="given", reference=given, sha256="", exact_text=False, near_is_near=False),)
+        return (RealModel(name="given", reference=given, sha256="", near_is_near=False),)
     return MODELS
 
 

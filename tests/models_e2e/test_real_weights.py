@@ -16,9 +16,10 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(3600)]
 STORY = "The old ship left the harbour in the morning, and nobody on board knew where the captain wanted to go. "
 
 
-# A prompt's rows round differently when they are decoded in other groups, as a cached prompt's are. Real models show
-# differences of a few hundredths in a log probability; two tokens this near are a tie that either may win.
-TIE = 0.15
+# Flash attention on a CPU sums in half precision, in the order of the cells: where a sequence's later tokens lie before
+# its prompt, plain llama.cpp moves log probabilities of SmolLM2 (Q4_1, unified cells, one thread) by up to 0.34, and
+# by nothing where the order is the same. Two tokens nearer than that are a tie that either may win.
+TIE = 0.35
 
 
 def greedy(model: kvasir.Model, prompt: str | list[int], n: int = 16) -> kvasir.Completion:
