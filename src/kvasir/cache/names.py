@@ -61,6 +61,10 @@ class Layout:
         """Whether a folder of the root is another version's, or another block size's."""
         return _FOLDER.fullmatch(folder) is not None and not self.is_ours(folder)
 
+    def is_other_version(self, folder: str) -> bool:
+        """Whether a folder of the root is of another version of the format, which nobody can read."""
+        return self.is_other(folder) and folder.partition("-")[0] != f"v{VERSION}"
+
 
 def parse(space: Key, file_name: str) -> RowName | None:
     """The row a file name names, or None for a name we do not write. A start calls this 100,000 times: no pattern."""

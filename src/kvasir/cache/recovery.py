@@ -2,16 +2,18 @@
 
 Adopts whole rows by name and size alone (the first read verifies them), so a start opens no file and 100,000 rows take
 about a second. Deletes temporaries whose writer is dead or silent too long, files that cannot be rows, and folders of
-other versions or block sizes. A linked row whose writer died before announcing it is verified, then adopted or deleted.
+other versions. Rows of another block size may be another process's, and go once nobody uses them. A linked row whose
+writer died before announcing it is verified, then adopted or deleted.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from kvasir.cache.codec import MAX_PARTS, Damaged, decode_header, header_bytes
@@ -23,6 +25,8 @@ from kvasir.cache.tiers import FileTier, looks_whole
 
 # A temporary's header is read to learn its row's name; no span is longer than this many tokens in practice.
 _HEAD_TOKENS = 1 << 16
+# Another block size may be another running process's choice; a week without a write or a hit says that it is not.
+FORGOTTEN_S = 7 * 24 * 3600.0
 
 
 class Recovered(NamedTuple):
@@ -42,7 +46,7 @@ class Recovered(NamedTuple):
 def recover(tier: FileTier, index: Index, *, ttl_s: float, now: float) -> Recovered:
     """Look at everything in a tier: at a start, and when the index may have missed other processes' rows."""
     with tier.ledger.held(), _collector_paused():
-        swept = _sweep_other_versions(tier)
+        swept = _sweep_other_layouts(tier, now=now)
         temps = sweep(tier, index, ttl_s=ttl_s, now=now)
         found = list(tier.scan())
         whole = [each for each in found if looks_whole(each)]
@@ -119,8 +123,19 @@ def _linked_row(tier: FileTier, path: str) -> RowName | None:
     return None
 
 
-def _sweep_other_versions(tier: FileTier) -> int:
-    others = [entry for entry in tier.files.scandir(tier.layout.root) if tier.layout.is_other(entry.name)]
-    for entry in others:
+def _sweep_other_layouts(tier: FileTier, *, now: float) -> int:
+    """Remove rows of other format versions, and of other block sizes that nobody has used for a while."""
+    entries = [entry for entry in tier.files.scandir(tier.layout.root) if tier.layout.is_other(entry.name)]
+    swept = [e for e in entries if tier.layout.is_other_version(e.name) or now - _last_used(e.path) > FORGOTTEN_S]
+    for entry in swept:
         shutil.rmtree(entry.path, ignore_errors=True)
-    return len(others)
+    return len(swept)
+
+
+def _last_used(folder: str) -> float:
+    newest = 0.0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                newest = max(newest, Path(path, name).stat().st_mtime)
+    return newest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -487,16 +488,27 @@ def test_pruning_by_age_and_size_and_clearing_a_space(tmp_path: Path) -> None:
         assert cache.stats().bytes_disk == 0
 
 
-def test_other_versions_and_block_sizes_are_cleaned_up_at_a_start(tmp_path: Path) -> None:
-    with Cache.open(settings(tmp_path)) as cache:
-        offer_all(cache, PROMPT)
+def test_other_versions_are_cleaned_up_at_a_start(tmp_path: Path) -> None:
     (tmp_path / "v0-256" / "x").mkdir(parents=True)
     (tmp_path / "v0-256" / "x" / "y.row").write_bytes(b"old")
-    with Cache.open(settings(tmp_path, block_tokens=2 * BLOCK)) as cache:
-        assert cache.longest(space(), PROMPT).n_tokens == 0
-        assert cache.stats().swept == 2
+    with Cache.open(settings(tmp_path)) as cache:
+        assert cache.stats().swept == 1
         assert cache.stats().bytes_disk == 0
     assert not (tmp_path / "v0-256").exists()
+
+
+def test_another_block_size_is_left_to_its_user_and_goes_once_it_has_none(tmp_path: Path) -> None:
+    with Cache.open(settings(tmp_path)) as cache:
+        offer_all(cache, PROMPT)
+    with Cache.open(settings(tmp_path, block_tokens=2 * BLOCK)) as cache:
+        assert cache.longest(space(), PROMPT).n_tokens == 0
+        assert cache.stats().swept == 0
+        assert cache.stats().bytes_disk > 0  # counted: the quota is the folder's
+    for path in row_files(tmp_path):
+        os.utime(path, (0, 0))
+    with Cache.open(settings(tmp_path, block_tokens=2 * BLOCK)) as cache:
+        assert cache.stats().swept == 1
+    assert row_files(tmp_path) == []
 
 
 def test_four_models_save_in_parallel_under_one_cap_of_writers(tmp_path: Path) -> None:
