@@ -99,7 +99,7 @@ def check_memory(model: Any, n_ctx: int, context: Mapping[str, Any], *, availabl
     if (wanted := kv_bytes(model, n_ctx, context)) > available:
         raise ModelLoadError(
             f"a context of {n_ctx:,} tokens needs about {wanted / 2**30:,.1f} GiB of KV memory and "
-            f"{available / 2**30:,.1f} GiB are there; lower context_size, or store KV in smaller types (type_k, type_v).",
+            f"{available / 2**30:,.1f} GiB are there; lower context_size, or choose smaller type_k and type_v.",
             reason="not enough memory",
         )
 
