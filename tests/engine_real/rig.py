@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir import native
-from kvasir.engine import Done, EngineSettings, Event, Failed, Request, RequestId, Tokens
+from kvasir.engine import Binding, Done, EngineSettings, Event, Failed, Request, RequestId, Tokens
 from kvasir.engine.core import Core
 from kvasir.engine.engine import open_loop
 from kvasir.engine.mailbox import Cancel, Submit
@@ -89,6 +89,9 @@ class SpiedCore:
     def Context(self, *args: Any, **options: Any) -> SpiedContext:  # noqa: N802 - named as the core names it
         return SpiedContext(native.Context(*args, **options), self.kept)
 
+    def devices(self) -> list[native.Device]:
+        return native.devices()
+
     def Row(self, slot: int, pos: int, tokens: list[int], sampler: Any = None, logprobs: Any = None) -> SpiedRow:  # noqa: N802
         return SpiedRow(native.Row(slot, pos, tokens, sampler, logprobs), slot, len(tokens), sampler)
 
@@ -112,13 +115,13 @@ def request(model: native.Model, tokens: tuple[int, ...], **options: Any) -> Req
 class Rig:
     """A loop on a real context. Time passes only in ticks."""
 
-    def __init__(self, model: native.Model, **settings: Any) -> None:
+    def __init__(self, model: native.Model, *, cache: Binding | None = None, **settings: Any) -> None:
         self.now = 0.0
         self.model = model
         self._core = SpiedCore()
         options: dict[str, Any] = {"slots": 4, "context_size": 1024, "threads": 1, "debug": True}
         self.settings = EngineSettings(**(options | settings))
-        self.loop = open_loop(cast(Core, self._core), model, self.settings, clock=lambda: self.now)
+        self.loop = open_loop(cast(Core, self._core), model, self.settings, cache=cache, clock=lambda: self.now)
         self.context = cast(SpiedContext, self.loop.context)
         self.sinks: list[Taken] = []
         self.sequences: dict[RequestId, Sequence] = {}

@@ -137,21 +137,25 @@ class Loop:
         seq.admit(placement.slot, now=now)
         resident = Resident(placement.slot, seq, now=now)
         is_stored = self._find_stored(seq, reuse)
-        n_live = self.warm.begins_at(seq, reuse.n_tokens) if is_stored and self.warm else reuse.n_tokens
+        # Who was to follow a leader took any slot, perhaps its source's: that one is gone now.
+        source = None if reuse.source in evicts else reuse.source
+        n_live = reuse.n_tokens if source is not None else 0
+        if is_stored and self.warm is not None:
+            n_live = self.warm.begins_at(seq, n_live)
         if placement.takes is not None:
             n_live = self._continue(placement.takes, resident, n_live)
         self._occupy(resident)
         if reuse.leader is not None and not is_stored:
             seq.move(State.FOLLOW)
             return
-        source = "parked"
+        origin = "parked"
         if placement.takes is None:
-            n_live, source = self._share(resident, reuse.source, n_live)
-        if is_stored:
-            seq.n_decoded = n_live
+            n_live, origin = self._share(resident, source, n_live)
+        if is_stored and self.warm is not None:
+            seq.n_decoded = self.warm.begins_at(seq, n_live)
             seq.move(State.LOADING)
         else:
-            self._start(seq, n_live, source)
+            self._start(seq, n_live, origin)
 
     def _find_stored(self, seq: Sequence, reuse: Reuse) -> bool:
         """Look in the cache for more than what is live, or soon will be; begin to read it."""
@@ -341,14 +345,21 @@ class Loop:
             elif isinstance(letter, Call):
                 letter.future.set_exception(EngineStopped(why))
         now = self.clock()
-        for seq in self.scheduler.ended:
-            self._keep(seq, Reason.FINISH)
+        ended = [(seq, Reason.FINISH) for seq in self.scheduler.ended]
+        for seq, reason in ended + [(seq, Reason.SHUTDOWN) for seq in self.scheduler.open_sequences()]:
+            self._keep_last(seq, reason)
         for seq in self.scheduler.open_sequences():
-            if seq.slot is not None:
-                self._keep(seq, Reason.SHUTDOWN)
             self.scheduler.fail(seq, EngineStopped(why), now=now)
         self.outbox.flush()
         self.context.close()
+
+    def _keep_last(self, seq: Sequence, reason: Reason) -> None:
+        """Offer what is in memory at the end; nothing that goes wrong here may leave a request without its answer."""
+        try:
+            if seq.slot is not None:
+                self._keep(seq, reason)
+        except Exception:
+            log.exception("the end of a sequence could not be kept")
 
     def check(self) -> None:
         """Compare every ledger with the native memory. A difference is a fault of ours: fatal in debug, else mended.

@@ -35,8 +35,10 @@ class WaitingQueue:
         self._n += 1
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out, wherever it stands."""
-        line = self._lines[seq.request.priority]
+        """Take a sequence out, wherever it stands; harmless if an admission that failed half way has done so."""
+        line = self._lines.get(seq.request.priority)
+        if line is None or seq not in line:
+            return
         line.remove(seq)
         self._n -= 1
         if not line:

@@ -105,7 +105,7 @@ class Warm:
         restore = self._restores[seq.id]
         if self._kind != "plain":
             return 0
-        n_done = 0
+        n_done = restore.next_row = 0
         for row in restore.match.rows:
             if row.end > min(n_live, restore.match.n_tokens):
                 break

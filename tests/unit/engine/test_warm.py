@@ -13,6 +13,7 @@ from kvasir.cache import Cache, CacheSettings, SaveRules, Space
 from kvasir.engine import Binding
 from kvasir.engine.events import Admitted
 from kvasir.engine.sequence import State
+from kvasir.errors import EngineStopped
 from kvasir.types import FinishReason
 from tests.unit.engine.rig import Collected, Rig, expected, prompt
 
@@ -216,3 +217,26 @@ def test_admission_says_that_it_came_from_the_cache(cache: Cache) -> None:
     (admitted,) = [event for event in seen if isinstance(event, Admitted)]
     assert admitted.source == "stored"
     assert admitted.n_reused > 0
+
+
+def test_a_restore_that_takes_the_slot_of_its_own_source(cache: Cache) -> None:
+    """A prompt could follow a leader, so any slot was good, its source's too; then the cache has still more of it."""
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache, slots=2, chunk_tokens=8, prefill_budget=8)
+    ask(rig, LONG[:40] + prompt(9, salt=7))
+    leader = rig.submit(LONG[:80] + prompt(90, salt=9), max_tokens=3, stop_tokens=frozenset())
+    rig.tick(6)
+    assert rig.sequence(leader).state is State.PREFILL
+    sink = rig.submit(LONG, max_tokens=3, stop_tokens=frozenset())
+    rig.drain()
+    exact(rig, sink, LONG, 3)
+    assert sink.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+
+
+def test_every_request_is_answered_when_an_admission_fails(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the fault of ours is: nobody waits for ever."""
+    rig = rig_of(cache)
+    monkeypatch.setattr(cache, "longest", lambda *_, **__: 1 // 0)
+    sinks = [rig.submit(LONG, max_tokens=3), rig.submit(LONG[:60], max_tokens=3)]
+    rig.loop.run()
+    assert all(isinstance(sink.error, EngineStopped) for sink in sinks)
