@@ -29,7 +29,8 @@ PROMPT = "Once upon a time"
 
 
 def greedy(model: kvasir.Model, prompt: Any = PROMPT, **options: Any) -> kvasir.Completion:
-    return model.generate(prompt, temperature=0, ignore_eos=True, **options)
+    completion: kvasir.Completion = model.generate(prompt, temperature=0, ignore_eos=True, **options)
+    return completion
 
 
 # Text

@@ -103,7 +103,8 @@ def run(
 
 
 def open_model(ref: str | None, **options: Any) -> kvasir.Model:
-    """Fetch a model if need be and load it, with a bar for each on a terminal."""
+    """Fetch a model if need be and load it for one request at a time, with a bar for each on a terminal."""
+    options = {"slots": 1, **options}
     model_dir = load_settings(options).model_dir
     with download_bar(ref or DEFAULT_MODEL) as fetched:
         path = resolve(ref, model_dir=model_dir, progress=fetched)

@@ -23,7 +23,7 @@ from kvasir.engine.loop import Loop
 from kvasir.engine.mailbox import Call, Cancel, Submit
 from kvasir.engine.request import Request, RequestId, Sink
 from kvasir.engine.sequence import Sequence
-from kvasir.engine.settings import EngineSettings, check_memory, default_threads, is_unified, sequence_limit
+from kvasir.engine.settings import EngineSettings, check_memory, default_threads, layout_of, sequence_limit
 from kvasir.engine.warm import Binding, Warm
 from kvasir.errors import BadOption, EngineStopped, PromptTooLong, Unsupported
 
@@ -137,13 +137,11 @@ def open_loop(
     if not model.has_decoder or model.memory_kind == "none":
         why = "it is an encoder, for embeddings"
         raise Unsupported(f"this model cannot generate: {why}.", what="generate", why=why)
-    n_ctx = settings.context_size or model.n_ctx_train
     threads = settings.threads or default_threads()
-    available = psutil.virtual_memory().available + sum(
-        device.memory_free for device in core.devices() if device.kind == "gpu"
-    )
+    on_gpu = sum(device.memory_free for device in core.devices() if device.kind == "gpu")
+    available = psutil.virtual_memory().available + on_gpu
+    unified, n_ctx = layout_of(settings, model, available=available)
     check_memory(model, n_ctx, settings.context, available=available)
-    unified = is_unified(settings.layout, slots=settings.slots, n_ctx=n_ctx, n_ctx_train=model.n_ctx_train)
     context = core.Context(
         model,
         n_ctx=n_ctx,

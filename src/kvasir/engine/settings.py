@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvasir.errors import BadOption, ModelLoadError, suggest
 
@@ -60,15 +60,35 @@ _LEAST = {
 }  # fmt: skip
 
 
-def is_unified(layout: str, *, slots: int, n_ctx: int, n_ctx_train: int) -> bool:
-    """Resolve the layout.
+class Layout(NamedTuple):
+    """How KV memory is laid out, and how many cells it has in all."""
 
-    `auto` is split only where that costs nobody anything: the pool gives every slot the whole trained context. Else a
-    prompt that fits `context_size` would be refused because slots divide it.
+    unified: bool
+    n_ctx: int
+
+
+# What an open context_size may take for a whole trained context in every slot: small models get it, large ones do not.
+SPLIT_SHARE = 1 / 8
+
+
+def layout_of(settings: EngineSettings, model: Any, *, available: int) -> Layout:
+    """Resolve layout and size of the context.
+
+    `auto` is split where that takes nothing from anybody: every slot gets the model's whole trained context, because
+    `context_size` says so, or because it is open and that takes at most an eighth of the memory there is. Then nobody
+    pays for another's cells, and where a sequence's cells lie, and so how its sums are rounded, depends on it alone.
+    Everything else is unified: a prompt that fits `context_size` must not be refused because slots divide it.
     """
-    if layout != "auto":
-        return layout == "unified"
-    return slots == 1 or n_ctx_train <= 0 or n_ctx // slots < n_ctx_train
+    trained, slots = model.n_ctx_train, settings.slots
+    whole = trained * slots
+    wanted = settings.context_size
+    if not wanted and trained > 0 and settings.layout != "unified":
+        fits = kv_bytes(model, whole, settings.context) <= SPLIT_SHARE * available
+        wanted = whole if fits else 0
+    n_ctx = wanted or trained
+    if settings.layout != "auto":
+        return Layout(settings.layout == "unified", n_ctx)
+    return Layout(slots == 1 or trained <= 0 or n_ctx < whole, n_ctx)
 
 
 def sequence_limit(settings: EngineSettings, *, n_ctx_seq: int, n_ctx_train: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from kvasir.engine import Engine, EngineSettings, Event, Tokens
-from kvasir.engine.settings import default_threads, is_unified, kv_bytes, sequence_limit
+from kvasir.engine.settings import default_threads, kv_bytes, layout_of, sequence_limit
 from kvasir.errors import BadOption, EngineStopped, ModelLoadError, PromptTooLong, QueueFull, Unsupported
 from kvasir.native import fake
 from kvasir.types import FinishReason
@@ -282,10 +282,19 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_auto_is_split_only_where_every_slot_has_the_trained_context() -> None:
-    assert is_unified("auto", slots=4, n_ctx=8192, n_ctx_train=8192)
-    assert not is_unified("auto", slots=4, n_ctx=8192, n_ctx_train=2048)
-    assert is_unified("auto", slots=1, n_ctx=8192, n_ctx_train=2048)
-    assert not is_unified("split", slots=1, n_ctx=1, n_ctx_train=1)
+    model = fake.Model.load("fake:plain?n_ctx_train=2048")
+
+    def layout(available: int, **options: Any) -> tuple[bool, int]:
+        return layout_of(EngineSettings(**options), model, available=available)
+
+    much, little = 1 << 40, 1 << 20
+    assert layout(much, slots=4) == (False, 4 * 2048)  # open size, small model: every slot has the trained context
+    assert layout(little, slots=4) == (True, 2048)
+    assert layout(much, slots=4, context_size=2048) == (True, 2048)
+    assert layout(little, slots=4, context_size=8192) == (False, 8192)
+    assert layout(much, slots=1) == (True, 2048)
+    assert layout(much, slots=4, layout="unified") == (True, 2048)
+    assert layout(much, slots=2, layout="split", context_size=512) == (False, 512)
 
 
 def test_a_sequence_stays_within_the_trained_context_unless_rope_is_stretched() -> None:
