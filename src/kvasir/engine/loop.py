@@ -136,7 +136,7 @@ class Loop:
             self._evict(resident)
         seq.admit(placement.slot, now=now)
         resident = Resident(placement.slot, seq, now=now)
-        is_stored = self._find_stored(seq, reuse)
+        is_stored = self._find_stored(seq, reuse)  # None: the search goes on
         # Who was to follow a leader took any slot, perhaps its source's: that one is gone now.
         source = None if reuse.source in evicts else reuse.source
         n_live = reuse.n_tokens if source is not None else 0
@@ -145,23 +145,23 @@ class Loop:
         if placement.takes is not None:
             n_live = self._continue(placement.takes, resident, n_live)
         self._occupy(resident)
-        if reuse.leader is not None and not is_stored:
+        if reuse.leader is not None and is_stored is False:
             seq.move(State.FOLLOW)
             return
         origin = "parked"
         if placement.takes is None:
             n_live, origin = self._share(resident, source, n_live)
-        if is_stored and self.warm is not None:
-            seq.n_decoded = self.warm.begins_at(seq, n_live)
-            seq.move(State.LOADING)
-        else:
+        if is_stored is False or self.warm is None:
             self._start(seq, n_live, origin)
+            return
+        seq.n_decoded = self.warm.begins_at(seq, n_live) if is_stored else n_live
+        seq.move(State.LOADING)
 
-    def _find_stored(self, seq: Sequence, reuse: Reuse) -> bool:
+    def _find_stored(self, seq: Sequence, reuse: Reuse) -> bool | None:
         """Look in the cache for more than what is live, or soon will be; begin to read it."""
         if self.warm is None or not seq.request.cache or reuse.n_expected >= seq.n_tokens - 1:
             return False
-        return self.warm.find(seq, n_live=reuse.n_expected) > 0
+        return self.warm.find(seq, n_live=reuse.n_expected)
 
     def _continue(self, parked: Resident, resident: Resident, n_tokens: int) -> int:
         """Take over a parked resident's slot with its first tokens; return how many were kept."""
@@ -194,9 +194,29 @@ class Loop:
                 self._start(seq, n_tokens, source)
         for seq in self.scheduler.those(State.LOADING):
             assert self.warm is not None
+            if self.warm.is_searching(seq) and not self._searched(seq, self.warm):
+                continue
             restored = self.warm.advance(seq, most_tokens=IMPORT_TOKENS if self._streams else None)
             if restored is not None:
                 self._start(seq, restored, "stored")
+
+    def _searched(self, seq: Sequence, warm: Warm) -> bool:
+        """Act on a search that took longer than an admission; True if a restore begins."""
+        found = warm.found(seq)
+        if found is None:
+            return False
+        resident = self.residents.of(seq)
+        follows = not found and self.residents.reuse(seq).leader is not None
+        n_keep = warm.begins_at(seq, seq.n_decoded) if found else 0 if follows else seq.n_decoded
+        if n_keep < seq.n_decoded and not self.runner.trim(resident.slot, n_keep):
+            n_keep = warm.begins_at(seq, 0) if found else 0
+        seq.n_decoded = n_keep
+        resident.give(resident.segments, n_keep)
+        if follows:
+            seq.move(State.FOLLOW)
+        elif not found:
+            self._start(seq, n_keep, "parked" if n_keep else "cold")
+        return found
 
     @property
     def _streams(self) -> bool:
@@ -351,6 +371,8 @@ class Loop:
         for seq in self.scheduler.open_sequences():
             self.scheduler.fail(seq, EngineStopped(why), now=now)
         self.outbox.flush()
+        if self.warm is not None:
+            self.warm.close()
         self.context.close()
 
     def _keep_last(self, seq: Sequence, reason: Reason) -> None:

@@ -30,7 +30,7 @@ RUNNABLE = frozenset({State.PREFILL, State.DECODE})
 MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.PREFILL, State.FOLLOW, State.LOADING, State.DONE}),
     State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
-    State.LOADING: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.LOADING: frozenset({State.PREFILL, State.FOLLOW, State.WAITING, State.DONE}),  # FOLLOW: nothing was stored
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),  # back to WAITING: preempted
     State.DECODE: frozenset({State.PREFILL, State.WAITING, State.DONE}),  # back to PREFILL: its KV was lost
     State.DONE: frozenset(),

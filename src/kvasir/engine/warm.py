@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 IMPORT_TOKENS = 2048
 # Blocks exported in one tick beside running streams; the rest follow in the next ticks.
 EXPORT_BLOCKS = 4
+# How long an admission waits for a search: those that need no slow disk are over by then, and it is less than a decode.
+SEARCH_S = 0.005
 # A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick.
 MIN_GAIN = 32
 
@@ -75,6 +78,8 @@ class Warm:
         self._kind = str(memory.kind)
         self._saved: dict[int, Saved] = {}
         self._restores: dict[int, Restore] = {}
+        self._searches: dict[int, Future[Restore | None]] = {}
+        self._searchers = ThreadPoolExecutor(2, "kvasir-search")
         self.needs = Needs(
             chain=self._kind != "recurrent",
             window_tokens=int(memory.window) if self._kind == "window" else 0,
@@ -84,21 +89,48 @@ class Warm:
 
     # Finding and restoring
 
-    def find(self, seq: Sequence, *, n_live: int) -> int:
-        """Look for a stored prefix longer than what is live, and begin to read it. Returns its tokens, 0 for none."""
+    def find(self, seq: Sequence, *, n_live: int) -> bool | None:
+        """Look for a stored prefix longer than what is live, and begin to read it; None while the search goes on.
+
+        Searches on a thread of its own, for it looks at file systems; the engine waits `SEARCH_S` at most.
+        """
         saved = self._saved_of(seq)
+        self._searches[seq.id] = self._searchers.submit(self._search, saved.space, seq, n_live)
+        wait([self._searches[seq.id]], SEARCH_S)
+        return self.found(seq)
+
+    def is_searching(self, seq: Sequence) -> bool:
+        """Say whether the outcome of a search is still to be asked for."""
+        return seq.id in self._searches
+
+    def found(self, seq: Sequence) -> bool | None:
+        """Say whether a search found what is worth a restore; None while it goes on."""
+        search = self._searches[seq.id]
+        if not search.done():
+            return None
+        del self._searches[seq.id]
+        try:
+            restore = search.result()
+        except Exception:  # a fault of the cache costs a hit, never an answer
+            log.exception("a search of the cache failed; the prompt is computed")
+            return False
+        if restore is not None:
+            self._restores[seq.id] = restore
+        return restore is not None
+
+    def _search(self, space: Space, seq: Sequence, n_live: int) -> Restore | None:
+        parent = seq.request.parent_key
         match = self.cache.longest(
-            saved.space,
+            space,
             seq.tokens,
             needs=self.needs,
             most=seq.n_tokens - 1,
-            parent_key=Key(parent) if (parent := seq.request.parent_key) is not None else None,
+            parent_key=None if parent is None else Key(parent),
         )
         if match.n_tokens < n_live + MIN_GAIN:
             match.release()
-            return 0
-        self._restores[seq.id] = Restore(match, self.cache.read(match), 0)
-        return match.n_tokens
+            return None
+        return Restore(match, self.cache.read(match), 0)
 
     def begins_at(self, seq: Sequence, n_live: int) -> int:
         """Say how much of a live prefix can stand under the rows that follow: whole rows only, and plain KV only."""
@@ -137,10 +169,19 @@ class Warm:
         return restore.n_done
 
     def drop(self, seq: Sequence) -> None:
-        """Let go of a restore that is complete or no longer wanted."""
+        """Let go of a search, or of a restore that is complete or no longer wanted."""
+        search = self._searches.pop(seq.id, None)
+        if search is not None:
+            search.add_done_callback(_release)
         restore = self._restores.pop(seq.id, None)
         if restore is not None:
             restore.match.release()
+
+    def close(self) -> None:
+        """Let the search thread end. What it looks for now is let go when it has it."""
+        for search in self._searches.values():
+            search.add_done_callback(_release)
+        self._searchers.shutdown(wait=False, cancel_futures=True)
 
     def _import(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
         assert seq.slot is not None
@@ -281,3 +322,9 @@ class Warm:
                 saved.checkpoints = sorted(at for at in stops if at >= max(1, self.rules.min_tokens))
                 seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
         return saved
+
+
+def _release(search: Future[Restore | None]) -> None:
+    """Let the rows go that a search found for somebody who is gone."""
+    if not search.cancelled() and search.exception() is None and (restore := search.result()) is not None:
+        restore.match.release()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,7 +238,83 @@ def test_a_restore_that_takes_the_slot_of_its_own_source(cache: Cache) -> None:
 def test_every_request_is_answered_when_an_admission_fails(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the fault of ours is: nobody waits for ever."""
     rig = rig_of(cache)
-    monkeypatch.setattr(cache, "longest", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(rig.loop.residents, "occupy", lambda _: 1 // 0)
     sinks = [rig.submit(LONG, max_tokens=3), rig.submit(LONG[:60], max_tokens=3)]
     rig.loop.run()
     assert all(isinstance(sink.error, EngineStopped) for sink in sinks)
+
+
+def test_a_search_that_fails_costs_a_hit_and_no_answer(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    monkeypatch.setattr(cache, "longest", lambda *_, **__: 1 // 0)
+    sink = ask(rig, LONG)
+    exact(rig, sink, LONG)
+    assert sink.done.usage.cached_tokens == 0
+
+
+class SlowSearch:
+    """A search that takes until it is let go."""
+
+    def __init__(self, cache: Cache, patch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self._longest = cache.longest
+        patch.setattr(cache, "longest", self)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        assert self.go.wait(30)
+        return self._longest(*args, **options)
+
+
+@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_nobody_waits_for_a_slow_search(cache: Cache, path: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams go on meanwhile; what was live is cut back to whole rows once the rest is found."""
+    ask(rig_of(cache, path), LONG)
+    rig = rig_of(cache, path, layout=layout)
+    ask(rig, LONG[:40] + prompt(9, salt=7), cache=True)
+    slow = SlowSearch(cache, monkeypatch)
+    stream = rig.submit(prompt(5, salt=1), max_tokens=40, stop_tokens=frozenset(), cache=False)
+    rig.tick(3)
+    late = rig.submit(LONG, max_tokens=3, stop_tokens=frozenset())
+    n_before = len(stream.tokens)
+    rig.tick(10)
+    assert len(stream.tokens) == n_before + 10
+    assert rig.sequence(late).state is State.LOADING
+    slow.go.set()
+    rig.drain()
+    exact(rig, late, LONG, 3)
+    assert late.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+    assert rig.loop.meter.counters.restored >= 1
+
+
+def test_a_slow_search_for_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It then goes on with what is live, or follows whoever computes the same."""
+    rig = rig_of(cache, slots=4, chunk_tokens=8, prefill_budget=8)
+    slow = SlowSearch(cache, monkeypatch)
+    prompts = [prompt(150, salt=70), prompt(150, salt=70)[:120] + prompt(20, salt=71), prompt(90, salt=72)]
+    sinks = [rig.submit(tokens, max_tokens=3, stop_tokens=frozenset()) for tokens in prompts]
+    rig.tick(2)
+    slow.go.set()
+    rig.drain()
+    for sink, tokens in zip(sinks, prompts, strict=True):
+        exact(rig, sink, tokens, 3)
+    assert rig.loop.meter.counters.coalesced == 1
+    assert sinks[1].done.usage.cached_tokens == 120
+
+
+def test_a_cancel_during_a_slow_search_holds_no_row(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(rig_of(cache), LONG)
+    rig = rig_of(cache)
+    slow = SlowSearch(cache, monkeypatch)
+    sink = rig.submit(LONG, max_tokens=3, stop_tokens=frozenset())
+    rig.tick(2)
+    rig.cancel(sink)
+    rig.drain()
+    assert sink.done.reason is FinishReason.CANCELLED
+    slow.go.set()
+    rig.loop.shut()
+    deadline = time.monotonic() + 10
+    while any(row.leases for row in cache.ls()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(row.leases for row in cache.ls())
