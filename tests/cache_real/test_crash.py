@@ -24,6 +24,12 @@ from tests.unit.engine.rig import prompt
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "crash.md"
+ABOUT = """# An engine killed under load
+
+`tests/cache_real/test_crash.py`, on the tiny llama: three threads ask some two dozen prompts that begin alike; two
+slots, 32 KiB of RAM for rows, the rest on disk, until `kill -9`. After each kill a restart recovers, verifies every row
+and answers four prompts, which must be what a run without cache says. Every fifth time the cache is emptied.
+"""
 N_PROMPTS = 40
 # Rounding swapped tokens 0.005 apart under load, also without any cache; none that were further.
 NEAR = 0.03
@@ -142,10 +148,5 @@ def test_two_hundred_kills_under_load(tiny_llama: Path, tmp_path: Path) -> None:
     figures = kill_at_random(tiny_llama, tmp_path, 200)
     assert figures.temporaries_left_by_kills > 0, "no kill met a publish"
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(
-        "# An engine killed under load\n\n"
-        "`tests/cache_real/test_crash.py`, on the tiny llama: three threads ask some two dozen prompts that begin alike, two slots,"
-        "\n32 KiB of RAM for rows, the rest on disk, until `kill -9`. After each kill a restart recovers, verifies every"
-        "\nrow, and answers four prompts, which must be what a run without cache says. Every fifth time the cache is "
-        f"emptied.\n\n{figures.table()}\n\nTook {time.perf_counter() - began:.0f} s.\n"
-    )
+    took_s = time.perf_counter() - began
+    RESULTS.write_text(f"{ABOUT}\n{figures.table()}\n\nTook {took_s:.0f} s.\n")

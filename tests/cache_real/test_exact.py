@@ -150,3 +150,16 @@ def test_a_request_cut_short_goes_on_with_the_draws_it_would_have_had(place: Pla
         second.rig.drain()
     assert rest.done.usage.cached_tokens == len(LONG) + n_said - 1
     assert cut.tokens + rest.tokens == whole.tokens
+
+
+def test_a_longer_prompt_before_hides_no_snapshot(place: Place, kind: str, path: Path) -> None:
+    """A prompt that runs over a boundary in one chunk leaves a block without a state there; the next ones need one."""
+    long = prompt(300, salt=2)
+    with place.opened(path) as first:
+        first.ask(long)
+    turns = [long[: 4 * BLOCK] + prompt(10, salt=50 + i) for i in range(2)]
+    for tokens in turns:
+        with place.opened(path) as each:
+            sink = each.ask(tokens)
+    assert sink.done.usage.cached_tokens == 4 * BLOCK - (kind == "lfm2")
+    assert sink.tokens == alone(path, turns[-1]).tokens

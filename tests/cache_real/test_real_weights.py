@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,15 @@ def uninterrupted(
     return turns
 
 
-@pytest.mark.parametrize(("threads", "type_v"), [(2, "bf16"), (1, "bf16"), (1, "f16")])
+@pytest.mark.parametrize(("threads", "type_v"), [(2, "bf16"), (1, "f16")])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_restored_from_disk_equals_uninterrupted(
     tmp_path: Path, subject: Subject, layout: str, threads: int, type_v: str
 ) -> None:
-    """700 tokens, which is past gemma's window; the second turn in a fresh engine, to the last bit."""
+    """700 tokens, which is past gemma's window; the second turn in a fresh engine, to the last bit.
+
+    With V in BF16 in the other layout too, with another context size and more slots.
+    """
     options = DEFAULTS | {
         "layout": layout, "slots": 1, "context_size": 1024, "threads": threads, "type_v": type_v,
     }  # fmt: skip
@@ -56,15 +60,11 @@ def test_restored_from_disk_equals_uninterrupted(
     with place.opened(subject.path, **options) as first:
         check_bits(first.ask(tokens), said)
     other = dict(options, layout=LAYOUTS[layout == "unified"], context_size=2048, slots=2)
-    for settings in (options, other if type_v == "bf16" else options):
-        copy = Place(tmp_path / f"three-{settings['layout']}")
-        copy.folder.mkdir(exist_ok=True)
-        with place.opened(subject.path, **settings) as second:
-            again = second.rig.submit((*tokens, *said.tokens, *more), max_tokens=6, cache=True)
-            second.rig.drain()
+    for settings in (options, other) if type_v == "bf16" else (options,):
+        copy = Place(tmp_path / f"in {settings['layout']}")  # each finds what the first turn left, and no more
+        shutil.copytree(place.folder, copy.folder)
+        with copy.opened(subject.path, **settings) as second:
+            again = second.ask((*tokens, *said.tokens, *more))
             assert second.rig.counters.restored == 1
-        assert again.done.usage.cached_tokens >= len(tokens) + len(said.tokens) - 1
-        if again.done.usage.cached_tokens == wanted.done.usage.cached_tokens:
-            check_bits(again, wanted)
-        else:  # the turn itself was there: only its last token ran
-            assert again.tokens == wanted.tokens
+        assert again.done.usage.cached_tokens == len(tokens) + len(said.tokens) - 1
+        check_bits(again, wanted)

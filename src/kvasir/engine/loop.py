@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 CLOSED = "the engine was closed."
 # How often to look whether a file was read while nothing else is to do; shorter than any first token.
 IDLE_S = 0.001
+# Fewer rows take nearly as long as one: the last token of a restored prompt says nothing of the speed of a prefill.
+MEASURED_ROWS = 64
 
 
 class Loop:
@@ -310,7 +312,7 @@ class Loop:
         scheduler, counters = self.scheduler, self.meter.counters
         counters.retries = self.runner.n_retries
         n_prefills = sum(n_tokens for _, n_tokens in batch) - n_decodes
-        if self.warm is not None and n_prefills > n_decodes:
+        if self.warm is not None and n_prefills >= MEASURED_ROWS and n_prefills > n_decodes:
             self.warm.computed(n_prefills, native_s)
         self.meter.ticked(
             Ticked(

@@ -318,7 +318,9 @@ class Warm:
             saved = self._saved[seq.id] = Saved(self._spaces[scope])
             if self.needs.state and seq.request.cache:
                 # Where a next prompt may part from this one, and where this same prompt would go on.
-                stops = {cold_end(seq.n_prompt, self.rules), seq.n_prompt - 1}
+                # A hybrid's block may be stored already, without a state, by a prompt that ran over its end: one token
+                # before it, the snapshot is a row of its own.
+                stops = {cold_end(seq.n_prompt, self.rules) - self.needs.chain, seq.n_prompt - 1}
                 saved.checkpoints = sorted(at for at in stops if at >= max(1, self.rules.min_tokens))
                 seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
         return saved

@@ -318,3 +318,15 @@ def test_a_cancel_during_a_slow_search_holds_no_row(cache: Cache, monkeypatch: p
     while any(row.leases for row in cache.ls()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(row.leases for row in cache.ls())
+
+
+def test_the_last_token_of_a_restored_prompt_is_no_measure_of_prefill(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(cache, "computed", lambda _, n_tokens, __: told.append(n_tokens))
+    ask(rig_of(cache), LONG)
+    n_told = len(told)
+    assert n_told > 0
+    assert ask(rig_of(cache), LONG).done.usage.cached_tokens == len(LONG) - 1
+    assert len(told) == n_told
