@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "crash.md"
 ABOUT = """# An engine killed under load
 
-`tests/cache_real/test_crash.py`, on the tiny llama: three threads ask prompts that begin alike; two slots, 32 KiB of RAM
-for rows, the rest on disk, until `kill -9`. After each kill a restart recovers, verifies every row and answers four
+`tests/cache_real/test_crash.py`, on the tiny llama: three threads ask prompts that begin alike; two slots, 32 KiB of
+RAM for rows, the rest on disk, until `kill -9`. After each kill a restart recovers, verifies every row and answers four
 prompts, which must be what a run without cache says. Every fifth time the cache is emptied.
 
 Of 40 prompts those are asked (34) in whose answers the best two tokens are never closer than 0.03: rounding by batch
