@@ -145,6 +145,7 @@ def opened(setup: Setup, layout: str) -> Iterator[kvasir.Model]:
         batch=setup.batch,
         ubatch=setup.ubatch,
         layout=layout,
+        cache=False,  # what one run leaves on disk must not serve the next; sharing between slots is the engine's own
     ) as model:
         yield model
 

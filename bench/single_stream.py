@@ -74,7 +74,7 @@ def ours(path: Path, arguments: argparse.Namespace, number: int) -> Figures:
 
 
 def opened(path: Path, arguments: argparse.Namespace) -> kvasir.Model:
-    return kvasir.load(path, threads=arguments.threads, batch=BATCH, ubatch=BATCH)
+    return kvasir.load(path, threads=arguments.threads, batch=BATCH, ubatch=BATCH, cache=False)
 
 
 def decode_rate(model: kvasir.Model, prompt: list[int], n_tokens: int, **sampling: Any) -> float:

@@ -225,9 +225,11 @@ class Scheduler:
         return self._batch(plan)
 
     def _budget(self) -> Budget:
+        """Spare the streams where they are more than the prompts; a burst of prompts is better read in whole chunks."""
         limits = self.limits
-        streams = any(seq.state is State.DECODE for seq in self.active.values())
-        return Budget(limits.n_rows, min(limits.n_prefill if streams else limits.n_chunk, limits.n_rows))
+        n_streams = sum(seq.state is State.DECODE for seq in self.active.values())
+        n_prompts = sum(seq.state is State.PREFILL for seq in self.active.values())
+        return Budget(limits.n_rows, min(limits.n_prefill if n_streams > n_prompts else limits.n_chunk, limits.n_rows))
 
     def _ask(self, view: View, budget: Budget) -> Plan:
         """Return the strategy's plan, or the default's where that one is broken: a bad strategy stops nobody."""
