@@ -17,9 +17,9 @@ nb::bytes export_span(Memory &memory, int32_t seq, int32_t p0, int32_t p1, const
 
 bool import_span(Memory &memory, int32_t seq, int32_t p0, const std::vector<nb::bytes> &payloads,
                  const std::string &part) {
-    std::vector<std::string> spans;
+    std::vector<std::string_view> spans;  // of the caller's own bytes, which `payloads` keeps alive
     for (const nb::bytes &payload : payloads) {
-        spans.push_back(from_bytes(payload));
+        spans.emplace_back(payload.c_str(), payload.size());
     }
     const nb::gil_scoped_release unlocked;
     return memory.import_span(seq, p0, spans, part);

@@ -301,7 +301,7 @@ std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, co
     return out;
 }
 
-bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads,
+bool Memory::import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads,
                          const std::string &part) {
     const auto guard = context_->lock();
     context_->check_seq(seq);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "context.hpp"
@@ -35,7 +36,8 @@ class Memory {
     void flush();
 
     std::string export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part);
-    bool import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads, const std::string &part);
+    bool import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads,
+                     const std::string &part);
     std::string state(llama_seq_id seq, bool partial);
     bool set_state(llama_seq_id seq, const std::string &data, bool partial);
 

@@ -99,7 +99,7 @@ struct Rows {
 };
 
 // Refuses whatever was not written by read_rows() of a cache like this.
-Rows rows_in(const std::string &payload, const std::vector<ggml_tensor *> &tensors) {
+Rows rows_in(std::string_view payload, const std::vector<ggml_tensor *> &tensors) {
     SpanHeader header{};
     const size_t head = sizeof(SpanHeader) + tensors.size() * sizeof(TensorHeader);
     size_t size = head;
@@ -254,11 +254,11 @@ std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::
     return out;
 }
 
-bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads) {
+bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads) {
     const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
     std::vector<Rows> parts;
     size_t n_tokens = 0;
-    for (const std::string &payload : payloads) {
+    for (const std::string_view payload : payloads) {
         parts.push_back(rows_in(payload, tensors));
         n_tokens += parts.back().n;
     }

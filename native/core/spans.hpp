@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llama.h"
@@ -44,7 +45,7 @@ std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::
 
 // Appends the rows of `payloads` as positions p0, p0+1, ... of `seq`. False: not enough free cells, nothing changed.
 // Raises BadOption where a payload does not fit this cache.
-bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string> &payloads);
+bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads);
 
 // Appends copies of src's `cells` to dst at the same positions. False: not enough free cells, nothing changed.
 bool copy_rows(llama_kv_cache &cache, llama_seq_id src, llama_seq_id dst, const std::vector<Cell> &cells);

@@ -149,9 +149,9 @@ def open_loop(
         n_ubatch=min(settings.ubatch, settings.batch),
         n_seq_max=settings.slots,
         kv_unified=unified,
-        # Compute threads that spin between two graphs take the cores from whoever reads the stream and from sampling:
-        # docs/performance.md has the figures.
-        poll=0,
+        # About two milliseconds of spinning: over the gap between two ticks, and no longer. Threads that spin on take
+        # the cores from whoever reads the streams; docs/performance.md has the figures.
+        poll=1,
         **{"threads": threads, "threads_batch": threads, **settings.context},
     )
     limit = sequence_limit(settings, n_ctx_seq=context.n_ctx_seq, n_ctx_train=model.n_ctx_train)
