@@ -46,7 +46,7 @@ test-long: build  ## the tests that take minutes
 	$(BIN)/python -m pytest -m long
 
 test-models: build  ## end to end on real weights; KVASIR_TEST_MODEL=path takes any GGUF
-	$(BIN)/python -m pytest -m models tests/models_e2e
+	$(BIN)/python -m pytest -m models
 
 check: build check-stubs  ## format, lint, types, import contract, stub, tests: what CI runs
 	$(BIN)/ruff format --check $(PY_FOLDERS)
