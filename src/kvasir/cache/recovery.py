@@ -63,6 +63,8 @@ def sweep(tier: FileTier, index: Index, *, ttl_s: float, now: float) -> Recovere
         if _is_abandoned(tier, path, ttl_s=ttl_s, now=now):
             done = _clear_up(tier, index, path)
             total = total.plus(done)
+    if total.swept:
+        tier.recount()  # a writer that died between booking a file and making it left no other trace
     return total
 
 
