@@ -169,12 +169,9 @@ class Residents:
             return 0
         return n_tokens
 
-    def least_worth(self, *, spare: Resident | None = None) -> Resident | None:
-        """Return the parked resident to give up first: the longest unused, `spare` last."""
-        parked = self.parked
-        if not parked:
-            return None
-        return min(parked, key=lambda resident: (resident is spare, resident.used_at))
+    def least_worth(self) -> Resident | None:
+        """Return the parked resident to give up first: the longest unused."""
+        return min(self.parked, key=lambda resident: resident.used_at, default=None)
 
     def occupy(self, resident: Resident) -> None:
         """Let a running sequence have its slot, which is free; its whole prompt can be waited for from now on."""

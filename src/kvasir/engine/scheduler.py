@@ -214,7 +214,7 @@ class Scheduler:
     # Planning
 
     def plan(self) -> Batch:
-        """Ask the strategy what to run; rows come in slot order, which keeps them in one pass (see `slots`)."""
+        """Ask the strategy what to run; rows come in slot order, which keeps a split layout in one pass."""
         runnable = tuple([seq.view() for seq in self.active.values() if seq.state in RUNNABLE])
         if not runnable:
             return []  # no strategy need think of a tick in which all wait for files
