@@ -27,6 +27,10 @@ else()
   set(exports "${CMAKE_CURRENT_SOURCE_DIR}/native/exports.map")
   target_link_options(_native PRIVATE -Wl,--exclude-libs,ALL -Wl,--gc-sections "-Wl,--version-script=${exports}")
   set_target_properties(_native PROPERTIES LINK_DEPENDS "${exports}")
+  # native/core/pages.cpp gives ggml's large buffers large pages.
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    target_link_options(_native PRIVATE -Wl,--wrap=posix_memalign -Wl,-u,__wrap_posix_memalign)
+  endif()
 endif()
 
 # Without pip, `cmake --install build` completes the package in the clone: PYTHONPATH=src then finds it.
