@@ -13,10 +13,48 @@
 
 namespace kvasir {
 
+namespace {
+
+constexpr int32_t BLOCK = 256;
+
+// The largest of a block. Sixteen at a time and without a branch, so that the compiler makes vectors of it.
+float largest(const float *logits, int32_t n) {
+    constexpr int32_t width = 16;
+    float most[width];
+    std::fill(most, most + width, -std::numeric_limits<float>::infinity());
+    int32_t i = 0;
+    for (; i + width <= n; i += width) {
+        for (int32_t k = 0; k < width; ++k) {
+            most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];
+        }
+    }
+    for (; i < n; ++i) {
+        most[0] = std::max(most[0], logits[i]);
+    }
+    return *std::max_element(most, most + width);
+}
+
+llama_token argmax(const float *logits, int32_t n_vocab) {
+    int32_t block = 0;
+    float most = -std::numeric_limits<float>::infinity();
+    for (int32_t at = 0; at < n_vocab; at += BLOCK) {
+        const float here = largest(logits + at, std::min(BLOCK, n_vocab - at));
+        if (here > most) {
+            most = here;
+            block = at;
+        }
+    }
+    return static_cast<llama_token>(std::max_element(logits + block, logits + std::min(block + BLOCK, n_vocab)) -
+                                    logits);
+}
+
+}  // namespace
+
 // Reused from token to token: a full vocabulary is 12 bytes a token.
 struct Candidates {
     std::vector<llama_token_data> data;
     llama_token_data_array array{};
+    std::vector<float> edited;  // the logits after bias and penalties, where there are any
 
     void all(const float *logits, int32_t n_vocab) {
         data.resize(static_cast<size_t>(n_vocab));
@@ -37,12 +75,16 @@ struct Candidates {
         }
         std::make_heap(data.begin(), data.end(), smaller);
         float least = data.front().logit;
-        for (auto i = static_cast<int32_t>(n); i < n_vocab; ++i) {
-            if (logits[i] > least) {
-                std::pop_heap(data.begin(), data.end(), smaller);
-                data.back() = {i, logits[i], 0.0f};
-                std::push_heap(data.begin(), data.end(), smaller);
-                least = data.front().logit;
+        for (auto at = static_cast<int32_t>(n); at < n_vocab; at += BLOCK) {
+            const int32_t end = std::min(at + BLOCK, n_vocab);
+            if (largest(logits + at, end - at) <= least) continue;  // nearly every block
+            for (int32_t i = at; i < end; ++i) {
+                if (logits[i] > least) {
+                    std::pop_heap(data.begin(), data.end(), smaller);
+                    data.back() = {i, logits[i], 0.0f};
+                    std::push_heap(data.begin(), data.end(), smaller);
+                    least = data.front().logit;
+                }
             }
         }
         std::sort_heap(data.begin(), data.end(), smaller);
@@ -53,10 +95,6 @@ struct Candidates {
 namespace {
 
 constexpr int32_t FAST_TOP_K = 1024;  // above this a heap loses to a partial sort
-
-llama_token argmax(const float *logits, int32_t n_vocab) {
-    return static_cast<llama_token>(std::max_element(logits, logits + n_vocab) - logits);
-}
 
 constexpr int32_t MAX_PENALTY_WINDOW = 1 << 20;  // 4 MB a sampler, above every context in use
 
@@ -127,15 +165,17 @@ Sampler::~Sampler() = default;
 void Sampler::build() {
     check_numbers();
     greedy_ = params_.temperature <= 0.0f && params_.mirostat == 0 && params_.adaptive_target < 0.0f;
-    const std::vector<llama_logit_bias> bias = biases();
-    if (!bias.empty()) {
+    biases_ = biases();
+    if (!biases_.empty()) {
         add("logit_bias",
-            llama_sampler_init_logit_bias(vocab_.n_tokens(), static_cast<int32_t>(bias.size()), bias.data()));
+            llama_sampler_init_logit_bias(vocab_.n_tokens(), static_cast<int32_t>(biases_.size()), biases_.data()));
     }
     for (const std::string &name : params_.order) {
         add_by_name(name);
     }
     add_last();
+    n_edits_ = biases_.empty() ? 0 : 1;
+    if (n_edits_ < chain_.size() && chain_[n_edits_].name == "penalties") ++n_edits_;
     if (!params_.grammar.empty()) {
         build_grammar();
     }
@@ -320,14 +360,17 @@ llama_token Sampler::sample(const float *logits) {
 
 llama_token Sampler::pick(const float *logits, bool with_grammar) {
     const int32_t n_vocab = vocab_.n_tokens();
-    if (greedy_ && chain_.empty() && !with_grammar) {
+    size_t next = with_grammar ? 0 : n_edits_;
+    if (next) logits = edit(logits);
+    if (greedy_ && next == chain_.size() && !with_grammar) {
         return argmax(logits, n_vocab);
     }
     Candidates &c = *candidates_;
-    const bool top_k_first =
-        !with_grammar && !chain_.empty() && chain_.front().name == "top_k" && params_.top_k <= FAST_TOP_K;
-    if (top_k_first) {
+    const bool top_k_next =
+        !with_grammar && next < chain_.size() && chain_[next].name == "top_k" && params_.top_k <= FAST_TOP_K;
+    if (top_k_next) {
         c.top(logits, n_vocab, std::max(params_.top_k, params_.min_keep));
+        ++next;
     } else {
         c.all(logits, n_vocab);
     }
@@ -342,8 +385,32 @@ llama_token Sampler::pick(const float *logits, bool with_grammar) {
                 "the grammar admits no token of this vocabulary here; check that its rules can be spelled in it.");
         }
     }
-    apply_chain(c, top_k_first ? 1 : 0);
+    apply_chain(c, next);
     return select(c.array);
+}
+
+// Bias and penalties change a few tokens that are known beforehand: only those pass through llama.cpp's samplers.
+const float *Sampler::edit(const float *logits) {
+    Candidates &c = *candidates_;
+    c.edited.assign(logits, logits + vocab_.n_tokens());
+    for (const llama_logit_bias &bias : biases_) {
+        c.edited[static_cast<size_t>(bias.token)] += bias.bias;
+    }
+    if (chain_[n_edits_ - 1].name == "penalties") {
+        std::vector<llama_token> seen(recent_.begin(), recent_.end());
+        std::sort(seen.begin(), seen.end());
+        seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+        c.data.clear();
+        for (const llama_token token : seen) {
+            c.data.push_back({token, c.edited[static_cast<size_t>(token)], 0.0f});
+        }
+        c.array = {c.data.data(), c.data.size(), -1, false};
+        llama_sampler_apply(chain_[n_edits_ - 1].sampler.get(), &c.array);
+        for (const llama_token_data &token : c.data) {
+            c.edited[static_cast<size_t>(token.id)] = token.logit;
+        }
+    }
+    return c.edited.data();
 }
 
 void Sampler::apply_chain(Candidates &candidates, size_t first_link) const {
@@ -428,6 +495,8 @@ void Sampler::accept_locked(llama_token token, bool generated) {
     for (const Link &link : chain_) {
         if (link.sampler) llama_sampler_accept(link.sampler.get(), token);
     }
+    recent_.push_back(token);
+    if (recent_.size() > static_cast<size_t>(params_.penalty_last_n)) recent_.pop_front();
     if (!generated) return;
     if (grammar_) accept_by_grammar(grammar_.get(), token);
     ++index_;
@@ -455,6 +524,7 @@ void Sampler::reset() {
         if (link.sampler) llama_sampler_reset(link.sampler.get());
     }
     if (grammar_) llama_sampler_reset(grammar_.get());
+    recent_.clear();
     index_ = attempt_ = 0;
 }
 
@@ -471,6 +541,7 @@ std::unique_ptr<Sampler> Sampler::clone() const {
         }
     }
     if (grammar_) copy->grammar_.reset(llama_sampler_clone(grammar_.get()));
+    copy->recent_ = recent_;
     copy->index_ = index_;
     copy->attempt_ = attempt_;
     return copy;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -85,6 +86,7 @@ class Sampler {
     void build_grammar();
     bool needs_history() const;
     llama_token pick(const float *logits, bool with_grammar);
+    const float *edit(const float *logits);
     void apply_chain(Candidates &candidates, size_t first_link) const;
     void apply_xtc(llama_token_data_array &array) const;
     llama_token select(llama_token_data_array &array) const;
@@ -94,6 +96,9 @@ class Sampler {
     Vocab vocab_;
     SamplerParams params_;
     std::vector<Link> chain_;
+    size_t n_edits_ = 0;  // links at the head of the chain that `edit` stands for
+    std::vector<llama_logit_bias> biases_;
+    std::deque<llama_token> recent_;  // what the penalties look back on
     SamplerPtr grammar_;
     bool greedy_ = false;
     bool selects_itself_ = false;  // mirostat and adaptive_p pick the token, the others leave it to us
