@@ -1,13 +1,14 @@
 """One stream through `model.stream` against llama-bench: decode, decode with default sampling, prefill.
 
 A generation of n + 1 tokens after a prompt of d gives its first token with the prefill and then makes n decodes at
-depths d, d + 1, ...: exactly the work of `llama-bench -n N -d D`. Every measurement opens the model anew, as
-llama-bench does, so neither side finds anything cached or its threads still spinning.
+depths d, d + 1, ...: exactly the work of `llama-bench -n N -d D`. Every round opens the model anew, as llama-bench does,
+and measures several times; on a shared machine one such figure strays by a quarter, and only the median of many tells.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,20 +31,21 @@ def main() -> int:
     sides = sides_of(path, arguments)
     found = harness.alternate(sides, rounds=arguments.rounds)
     settings = {"tokens": arguments.tokens, "depth": arguments.depth, "prompt": arguments.prompt}
-    settings |= {"batch": BATCH, "rounds": arguments.rounds}
+    settings |= {"batch": BATCH, "rounds": arguments.rounds, "repeats": arguments.repeats}
     report = Report("single_stream", "One stream, tokens per second", machine, path.name, settings)
     report.sections = [section_of(found)]
     return harness.finish(report, arguments)
 
 
 def parse() -> argparse.Namespace:
-    parser = harness.options("One stream through model.stream against llama-bench.", rounds=5)
+    parser = harness.options("One stream through model.stream against llama-bench.", rounds=9)
     parser.add_argument("-n", "--tokens", type=int, default=128, help="decodes timed")
     parser.add_argument("-d", "--depth", type=int, default=16, help="tokens in the context before them")
     parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--repeats", type=int, default=8, help="measurements of each figure in a round")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rounds, arguments.tokens, arguments.prompt = 1, 16, 64
+        arguments.rounds, arguments.tokens, arguments.prompt, arguments.repeats = 1, 16, 64, 1
     return arguments
 
 
@@ -56,21 +58,27 @@ def sides_of(path: Path, arguments: argparse.Namespace) -> dict[str, Callable[[i
 
 def ours(path: Path, arguments: argparse.Namespace, number: int) -> Figures:
     """Decodes and prefill in a model each: cells left by one would slow the other, and llama-bench has none."""
+    repeats = range(arguments.repeats)
     with opened(path, arguments) as model:
         prompts = Prompts(lambda text: model.tokenize(text, add_special=False))
 
-        def decode(name: str, **sampling: Any) -> float:
-            prompt = prompts.of(arguments.depth, seed=(name, number))
+        def decode(name: str, repeat: int = 0, **sampling: Any) -> float:
+            prompt = prompts.of(arguments.depth, seed=(name, number, repeat))
             return decode_rate(model, prompt, arguments.tokens, **sampling)
 
         decode("warm up", temperature=0)  # as llama-bench does, so that memory is touched before it is timed
-        figures = {
-            "decode": decode("greedy", temperature=0),
-            "decode, default sampling": decode("sampled", seed=number),
-        }
+        greedy, sampled = [], []
+        for repeat in repeats:
+            greedy.append(decode("greedy", repeat, temperature=0))
+            sampled.append(decode("sampled", repeat, seed=number))
     with opened(path, arguments) as model:
         prefill_rate(model, prompts.of(arguments.prompt, seed=("warm up", number)))
-        return {**figures, "prefill": prefill_rate(model, prompts.of(arguments.prompt, seed=("timed", number)))}
+        prefill = [prefill_rate(model, prompts.of(arguments.prompt, seed=("timed", number, i))) for i in repeats]
+    return {
+        "decode": statistics.median(greedy),
+        "decode, default sampling": statistics.median(sampled),
+        "prefill": statistics.median(prefill),
+    }
 
 
 def opened(path: Path, arguments: argparse.Namespace) -> kvasir.Model:
@@ -99,10 +107,10 @@ def prefill_rate(model: kvasir.Model, prompt: list[int]) -> float:
 
 
 def theirs(path: Path, arguments: argparse.Namespace) -> Figures:
-    same = ("-m", path, "-t", arguments.threads, "-b", BATCH, "-ub", BATCH, "-r", 1)
+    same = ("-m", path, "-t", arguments.threads, "-b", BATCH, "-ub", BATCH, "-r", arguments.repeats)
     (decode,) = harness.llama_bench(*same, "-p", 0, "-n", arguments.tokens, "-d", arguments.depth)
     (prefill,) = harness.llama_bench(*same, "-p", arguments.prompt, "-n", 0)
-    return {"decode": decode["avg_ts"], "prefill": prefill["avg_ts"]}
+    return {"decode": statistics.median(decode["samples_ts"]), "prefill": statistics.median(prefill["samples_ts"])}
 
 
 def section_of(found: dict[str, list[Figures]]) -> Section:
