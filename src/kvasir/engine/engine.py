@@ -38,6 +38,7 @@ class Engine:
         self._loop = loop
         self._limit = loop.scheduler.limits.n_seq_tokens
         self._n_vocab = n_vocab
+        self._can_shift = bool(loop.context.memory.can_shift)
         self._ids = itertools.count(1)
         # A daemon, so that a script which never closes can end; the finaliser still joins it then, because a thread
         # inside native code must not meet the interpreter's end.
@@ -61,6 +62,11 @@ class Engine:
     def limit(self) -> int:
         """Tokens one request may have, prompt and completion together."""
         return self._limit
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether tokens can be cut out of this model's memory exactly."""
+        return self._can_shift
 
     def submit(self, request: Request, sink: Sink) -> RequestId:
         """Queue a request; returns at once.
@@ -94,6 +100,14 @@ class Engine:
         self._loop.mailbox.post(Call(do, future))
         return future
 
+    def shift(self, owner: str, tokens: list[int], start: int, end: int, *, scope: str | None = None) -> Future[bool]:
+        """Cut tokens [start, end) out of the KV that a request with exactly these tokens left, and close the gap.
+
+        What is left belongs to `owner`: only requests with this `Request.owner` go on from it, and it never enters the
+        cache. False where that KV is gone or its memory cannot be shifted: then the tokens must be read again.
+        """
+        return self.call(lambda: self._loop.shift(owner, tokens, start, end, scope=scope))
+
     def stats(self) -> EngineStats:
         """Take a snapshot of slots, queue, cells, counters and times; does not wait for the tick."""
         return self._loop.stats()
@@ -116,7 +130,7 @@ class Engine:
         tokens = request.tokens
         if not tokens:
             raise BadOption("the prompt is empty; give at least one token.")
-        if request.max_tokens < 1:
+        if request.max_tokens < (request.sampler is not None):
             raise BadOption(f"max_tokens must be at least 1, got {request.max_tokens}.")
         if min(tokens) < 0 or max(tokens) >= self._n_vocab:
             wrong = next(token for token in tokens if not 0 <= token < self._n_vocab)

@@ -144,6 +144,7 @@ class Counters:
     evicted: int = 0  # parked residents given up
     preempted: int = 0  # running requests that went back to the queue
     rows_again: int = 0  # rows decoded a second time because of that, or of a failed step
+    shifted: int = 0  # spans cut out of a conversation's KV
     diverged: int = 0
     sinks_broken: int = 0
     ledger_faults: int = 0

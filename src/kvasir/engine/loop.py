@@ -25,7 +25,7 @@ from kvasir.engine.sequence import RUNNABLE, Sequence, State
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.strategies import strategy_of
 from kvasir.engine.warm import EXPORT_BLOCKS, IMPORT_TOKENS, Warm
-from kvasir.errors import Closed, EngineStopped
+from kvasir.errors import Closed, EngineStopped, KvasirError
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,7 @@ class Loop:
         if is_stored and self.warm is not None:
             n_live = self.warm.begins_at(seq, n_live)
         if placement.takes is not None:
+            seq.edited = placement.takes.editor is not None
             n_live = self._continue(placement.takes, resident, n_live)
         self._occupy(resident)
         if reuse.leader is not None and is_stored is False:
@@ -163,6 +164,8 @@ class Loop:
         """Look in the cache for more than what is live, or soon will be; begin to read it."""
         if self.warm is None or not seq.request.cache or reuse.n_expected >= seq.n_tokens - 1:
             return False
+        if reuse.source is not None and reuse.source.editor is not None:
+            return False  # its KV stands for a longer text than its tokens say; what is stored would not go on from it
         return self.warm.find(seq, n_live=reuse.n_expected)
 
     def _continue(self, parked: Resident, resident: Resident, n_tokens: int) -> int:
@@ -171,6 +174,8 @@ class Loop:
             self.meter.counters.shares_refused += 1
             n_tokens = 0
         resident.give(parked.cells(), n_tokens)
+        if parked.editor is not None:
+            resident.editor, resident.is_open = parked.editor, False
         self.residents.leave(parked)
         return n_tokens
 
@@ -268,6 +273,24 @@ class Loop:
         self._empty(self.residents.of(seq))
         self.scheduler.requeue(seq)
         self.meter.pressed(Pressure(self.scheduler.cells_used, self._n_cells, None, seq.id))
+
+    def shift(self, owner: str, tokens: list[int], start: int, end: int, *, scope: str | None = None) -> bool:
+        """Cut tokens [start, end) out of the parked KV of `tokens` and close the gap, for `owner` alone from now on.
+
+        Between two ticks. False: no slot holds exactly these tokens, or this memory cannot be shifted.
+        """
+        resident = self.residents.holding(tokens, scope=scope, owner=owner)
+        if resident is None or not self.context.memory.can_shift:
+            return False
+        try:
+            self.runner.shift(resident.slot, start, end)
+        except KvasirError as error:  # no room to part cells that others share
+            log.warning("%d tokens could not be cut out of slot %d: %s", end - start, resident.slot, error)
+            self._empty(resident)
+            return False
+        self.residents.edit(resident, owner, tokens[:start] + tokens[end:], start=start)
+        self.meter.counters.shifted += 1
+        return True
 
     def _empty(self, resident: Resident) -> None:
         self.runner.forget(resident.slot)

@@ -18,12 +18,13 @@ RequestId = NewType("RequestId", int)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue.
+    """One prompt to continue, or with `max_tokens` 0 and no sampler, only to read into memory.
 
     `sampler` is built by the caller, off the engine thread, with the prompt already accepted; from `submit` on it
     belongs to the engine. A sampled token of `stop_tokens` ends the request and is not sent. `priority`: higher goes
     first. `deadline_s` counts from `submit`. `cache=False` neither reuses KV nor leaves any behind. KV is shared only
-    within one `scope`. `parent_key` is the `Done.key` of the request this one continues.
+    within one `scope`. `parent_key` is the `Done.key` of the request this one continues. `owner` names whose edited KV
+    it may continue: what `Engine.shift` cut belongs to its owner alone.
     """
 
     tokens: tuple[int, ...]
@@ -36,6 +37,7 @@ class Request:
     cache: bool = True
     scope: str | None = None
     parent_key: bytes | None = None
+    owner: str | None = None
 
 
 class Tokens(NamedTuple):

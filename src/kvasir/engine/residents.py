@@ -33,13 +33,25 @@ _origins = itertools.count(1)
 class Resident:
     """One slot's ledger. While its sequence runs, `tokens` is the sequence's own list and grows with it."""
 
-    __slots__ = ("_n_parked", "is_open", "origin", "scope", "segments", "sequence", "slot", "tokens", "used_at")
+    __slots__ = (
+        "_n_parked",
+        "editor",
+        "is_open",
+        "origin",
+        "scope",
+        "segments",
+        "sequence",
+        "slot",
+        "tokens",
+        "used_at",
+    )
 
     def __init__(self, slot: int, sequence: Sequence, *, now: float) -> None:
         self.slot = slot
         self.sequence: Sequence | None = sequence
         self.scope = sequence.request.scope
         self.is_open = sequence.request.cache  # whether others may share it
+        self.editor: str | None = None  # who had tokens cut out of it: only its requests may go on from it
         self.tokens = sequence.tokens
         self.used_at = now
         self.origin = next(_origins)
@@ -73,6 +85,13 @@ class Resident:
         """Note that its first `n_tokens` cells are these, which another computed."""
         cut = [segment._replace(end=min(segment.end, n_tokens)) for segment in segments]
         self.segments = [segment for segment in cut if segment.end > segment.start]
+
+    def edit(self, editor: str, tokens: list[int], *, start: int) -> None:
+        """Become its editor's own: `tokens` are what is left of a parked one, its cells from `start` on its alone."""
+        self.give(self.cells(), start)
+        self.editor, self.is_open = editor, False
+        self.origin = next(_origins)
+        self.tokens, self._n_parked = tokens, len(tokens)
 
     def cells(self) -> list[Segment]:
         """Every cell it holds, by who computed it."""
@@ -145,12 +164,34 @@ class Residents:
 
         Who waits already waits for the last token of it.
         """
+        if (edited := self._edited_for(seq)) is not None:
+            return edited
         matches = self.matches(seq)
         source, n_tokens = self._best_now(seq, matches)
         leader, n_coming = self._best_coming(seq, matches)
         if leader is None or n_coming < n_tokens + (1 if seq.state is State.FOLLOW else MIN_FOLLOW):
             leader, n_coming = None, 0
         return Reuse(source, n_tokens, leader, n_coming)
+
+    def _edited_for(self, seq: Sequence) -> Reuse | None:
+        owner = seq.request.owner
+        for resident in self.parked if owner is not None else ():
+            if resident.editor == owner and (n_tokens := self.usable(seq, Match(resident, _n_common(resident, seq)))):
+                return Reuse(resident, n_tokens)
+        return None
+
+    def holding(self, tokens: list[int], *, scope: str | None, owner: str) -> Resident | None:
+        """Return a parked resident whose KV is of exactly these tokens, the owner's own one first."""
+        for resident in sorted(self.parked, key=lambda resident: resident.editor is None):
+            mine = resident.editor == owner or (resident.is_open and resident.scope == scope)
+            if mine and resident.n_live == len(tokens) and resident.tokens == tokens:
+                return resident
+        return None
+
+    def edit(self, resident: Resident, owner: str, tokens: list[int], *, start: int) -> None:
+        """Note that a parked resident was cut at `start`, to these tokens; from now on it is its owner's alone."""
+        self._leave_tree(resident)
+        resident.edit(owner, tokens, start=start)
 
     def place(self, reuse: Reuse) -> Placement | None:
         """Choose the slot that reuses most and destroys least; None while every slot runs.
@@ -245,6 +286,11 @@ class Residents:
         tree.remove(resident)
         if not len(tree):
             del self._trees[resident.scope]
+
+
+def _n_common(resident: Resident, seq: Sequence) -> int:
+    pairs = zip(resident.tokens, seq.tokens, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(resident.tokens), seq.n_tokens))
 
 
 def n_cells_of(residents: Iterable[Resident]) -> int:

@@ -62,6 +62,11 @@ class Runner:
         """Give a slot the first tokens of another; False where this memory cannot exactly, and then it is empty."""
         return bool(self._memory.share(source, slot, n_tokens))
 
+    def shift(self, slot: int, start: int, end: int) -> None:
+        """Cut a span out of a slot and move what follows it up; where that fails, the slot has a hole and must go."""
+        self._memory.remove(slot, start, end)
+        self._memory.shift(slot, end, None, start - end)
+
     def fault(self, residents: Residents, *, shared: bool) -> str | None:
         """Compare the ledgers with the native memory; say what differs, if anything does."""
         ledger = {resident.slot: resident.n_live for resident in residents}
@@ -99,7 +104,7 @@ class Runner:
         for (seq, n_tokens), token, logprobs, error in zip(batch, step.tokens, step.logprobs, step.errors, strict=True):
             seq.ran(n_tokens)
             self.n_rows += n_tokens
-            if token is not None or error is not None:
+            if token is not None or error is not None or (seq.only_reads and not seq.n_left):
                 seq.n_faults = 0
                 outcome.ran.append((seq, token, logprobs, error))
 

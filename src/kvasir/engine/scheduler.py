@@ -215,7 +215,12 @@ class Scheduler:
 
     def plan(self) -> Batch:
         """Ask the strategy what to run; rows come in slot order, which keeps a split layout in one pass."""
-        runnable = tuple([seq.view() for seq in self.active.values() if seq.state in RUNNABLE])
+        active = self.active
+        if self.strategy is DEFAULT and len(active) <= self.limits.n_rows and all(map(_decodes, active.values())):
+            for seq in active.values():
+                seq.n_skipped = 0
+            return sorted([(seq, 1) for seq in active.values()], key=_slot_of)  # the default runs every stream
+        runnable = tuple([seq.view() for seq in active.values() if seq.state in RUNNABLE])
         if not runnable:
             return []  # no strategy need think of a tick in which all wait for files
         view = View(runnable, len(self.waiting))
@@ -268,6 +273,8 @@ class Scheduler:
                 self._take(seq, token, logprobs, now=now)
             elif error is not None:
                 self.fail(seq, BadGrammar(f"the next token cannot be sampled: {error}."), now=now)
+            else:  # it only read
+                self._finish(seq, FinishReason.LENGTH, now=now)
         for seq, failure in outcome.failed:
             seq.keeps_kv = False
             self.fail(seq, failure, now=now)
@@ -306,6 +313,10 @@ def _up_to_stop(seq: Sequence, n_tokens: int) -> int:
     return (
         n_tokens if seq.stop_at is None or seq.stop_at <= seq.n_decoded else min(n_tokens, seq.stop_at - seq.n_decoded)
     )
+
+
+def _decodes(seq: Sequence) -> bool:
+    return seq.state is State.DECODE
 
 
 def _slot_of(planned: tuple[Sequence, int]) -> int:

@@ -47,7 +47,7 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_at", "deadline", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs", "n_cached", "n_decoded",
+        "admitted_at", "deadline", "edited", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs", "n_cached", "n_decoded",
         "n_faults", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler", "sink", "slot",
         "state", "stop_at", "tokens",
     )  # fmt: skip
@@ -69,6 +69,7 @@ class Sequence:
         self.n_skipped = 0  # ticks in a row in which it could run and was not planned
         self.n_preempted = 0  # times it lost its slot to another
         self.keeps_kv = True  # whether what it leaves in memory may be parked
+        self.edited = False  # its KV had tokens cut out: no longer a function of its tokens, so nobody else's
         self.n_faults = 0  # steps it was in that cost its whole state, since its last token
         self.deadline = None if request.deadline_s is None else now + request.deadline_s
         self.queued_at = now
@@ -95,6 +96,16 @@ class Sequence:
     def n_again(self) -> int:
         """Rows that were decoded more than once: after a preemption or a failed step."""
         return self.n_rows - max(self.n_decoded - self.n_cached, 0)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether nothing is to be sampled: it ends when its last token has run."""
+        return self.request.max_tokens == 0
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether its KV may go into the cache."""
+        return self.request.cache and self.keeps_kv and not self.edited
 
     @property
     def generated(self) -> list[int]:
@@ -128,6 +139,7 @@ class Sequence:
         self.slot = None
         self.n_decoded = 0
         self.n_preempted += 1
+        self.edited = False
         self.n_skipped = 0
         self.move(State.WAITING)
 

@@ -233,7 +233,7 @@ class Warm:
 
     def offer(self, seq: Sequence, *, most_blocks: int | None) -> None:
         """Offer the full blocks that a sequence has computed since it was last asked, as far as the rules want them."""
-        if not seq.request.cache:
+        if not seq.cacheable:
             return
         saved = self._saved_of(seq)
         if seq.n_decoded <= seq.n_prompt:
@@ -252,7 +252,7 @@ class Warm:
         """Offer all that is in memory of a sequence, to its last token; returns the key of it."""
         saved = self._saved_of(seq)
         end = last_end(seq.n_decoded, 0, self.rules)
-        if not (seq.request.cache and seq.keeps_kv and end):
+        if not (seq.cacheable and end):
             return None
         key: Key | None = None
         for start in range(saved.n_offered, end, self.block_tokens):
@@ -276,7 +276,7 @@ class Warm:
     def key_of(self, seq: Sequence) -> Key | None:
         """Name what a sequence that ends now leaves behind; None where it leaves nothing."""
         end = last_end(seq.n_decoded, 0, self.rules)
-        return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.request.cache and seq.keeps_kv and end else None
+        return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.cacheable and end else None
 
     def computed(self, n_tokens: int, seconds: float) -> None:
         """Report what computing costs: one side of the question whether a restore is worth it."""

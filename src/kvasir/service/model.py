@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from kvasir.service.options import GenerateOptions, SamplingOptions
 from kvasir.service.settings import engine_settings
 from kvasir.service.stream import Mailbox, Stream
 from kvasir.types import SAMPLING_OPTIONS, SEED_MAX, Completion, Sampling
+
+if TYPE_CHECKING:
+    from kvasir.service.conversation import Conversation
 
 
 def load(ref: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
@@ -122,6 +125,39 @@ class Model:
             raise _unsupported("use the cache", why)
         return ModelCache(self._cache, self)
 
+    @property
+    def limit(self) -> int:
+        """Tokens one request may have, prompt and completion together."""
+        return self._running_engine().limit
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
+        resume: str | os.PathLike[str] | None = None,
+        evict: str = "oldest",
+        scope: str | None = None,
+        sampling: Sampling | None = None,
+        **options: Any,
+    ) -> Conversation:
+        """Begin a chat that stays in memory, so that each turn costs only its own tokens.
+
+        `system` is its system prompt, `messages` what was said before, `resume` a file that `save()` wrote. `evict`
+        says what happens when it outgrows the context: "oldest" turns are given up, cheaply; "reprefill" the same but
+        exactly; "refuse" raises `ContextFull`. The other options are those of `chat()`.
+        """
+        from kvasir.service.conversation import Conversation
+
+        names = {name: value for name, value in options.items() if name in SAMPLING_OPTIONS}
+        chosen = self._sampling(sampling, cast(SamplingOptions, names))
+        rest = {name: value for name, value in options.items() if name not in names}
+        given = [{"role": "system", "content": system}, *messages] if system is not None else list(messages)
+        talk = Conversation(self, given, options=ChatOptions.of(**rest), sampling=chosen, evict=evict, scope=scope)
+        if resume is not None:
+            talk.resume(resume)
+        return talk
+
     def stream(
         self,
         prompt: Prompt,
@@ -162,7 +198,6 @@ class Model:
             scope=scope,
             parent_key=_key(parent_key),
         )
-        mail = Mailbox()
         reply = Reply(
             self._weights.tokenizer,
             chosen,
@@ -170,6 +205,44 @@ class Model:
             remember=self._remembering(prompt, tokens, scope) if cache else None,
             fresh_samplers=unsteady(sampler) if resumed_tokens else (),
         )
+        return self._submit(request, reply)
+
+    def read(self, prompt: Prompt, *, priority: int = 0, scope: str | None = None) -> Stream:
+        """Read a prompt into memory without writing anything: what continues it soon costs only its own tokens.
+
+        Returns at once. `result()`, or `await`, waits until it is read and returns a completion without text, whose
+        `usage` tells what had to be computed.
+        """
+        return self._read(self._encode(prompt, scope), priority=_whole("priority", priority), scope=scope)
+
+    def _read(
+        self, tokens: list[int], *, priority: int = 0, scope: str | None = None, owner: str | None = None
+    ) -> Stream:
+        nothing = Sampling(max_tokens=1, seed=0)
+        request = Request(
+            tokens=tuple(tokens),
+            sampling=nothing,
+            sampler=None,
+            stop_tokens=frozenset(),
+            max_tokens=0,
+            priority=priority,
+            scope=scope,
+            owner=owner,
+        )
+        return self._submit(request, Reply(self._weights.tokenizer, nothing, seed=0))
+
+    def _shift(self, owner: str, tokens: list[int], start: int, end: int, *, scope: str | None) -> bool:
+        """Cut tokens out of what is in memory, for one owner; False where they have to be read again."""
+        engine = self._running_engine()
+        if engine.shift(owner, tokens, start, end, scope=scope).result():
+            return True
+        if not engine.can_shift:
+            return False
+        self._read(tokens, scope=scope, owner=owner).result()  # it had to yield its slot: back from the cache
+        return engine.shift(owner, tokens, start, end, scope=scope).result()
+
+    def _submit(self, request: Request, reply: Reply) -> Stream:
+        engine, mail = self._running_engine(), Mailbox()
         request_id = engine.submit(request, mail)
         return Stream(reply, mail, cancel=partial(engine.cancel, request_id), owner=self)
 
