@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvasir.errors import Unsupported
+from kvasir.native.fake_chat import ChatDelta, ChatParser, ChatPrompt, ChatTemplate
 from kvasir.native.fake_context import KV_TYPES, Context, Row, Step
 from kvasir.native.fake_memory import Memory
 from kvasir.native.fake_model import Adapter, Model, logs, parse
@@ -20,9 +21,10 @@ from kvasir.native.fake_sampler import SAMPLER_NAMES, Sampler, SamplerParams, To
 from kvasir.native.fake_vocab import Vocab
 
 __all__ = [
-    "KV_TYPES", "SAMPLER_NAMES", "Adapter", "Context", "Device", "GgufFacts", "Memory", "Model", "Row", "Sampler",
-    "SamplerParams", "Step", "TokenLogprobs", "Vocab", "build_info", "check_gguf", "devices",
-    "json_schema_to_grammar", "llama_version", "quantize", "supports", "take_logs",
+    "KV_TYPES", "SAMPLER_NAMES", "Adapter", "ChatDelta", "ChatParser", "ChatPrompt", "ChatTemplate", "Context",
+    "Device", "GgufFacts", "Memory", "Model", "Row", "Sampler", "SamplerParams", "Step", "TokenLogprobs", "Vocab",
+    "build_info", "check_gguf", "devices", "json_schema_to_grammar", "llama_version", "quantize", "supports",
+    "take_logs",
 ]  # fmt: skip
 
 

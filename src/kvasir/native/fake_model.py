@@ -15,11 +15,37 @@ from kvasir.native.fake_vocab import MIN_VOCAB, Vocab
 _KINDS = {"plain": "plain", "window": "window", "recurrent": "recurrent", "hybrid": "hybrid", "embed": "none",
           "rank": "none"}  # fmt: skip
 _FACTS = {"n_ctx_train": 2048, "n_vocab": MIN_VOCAB, "n_embd": 32, "window": 32, "ctx_pad": 1, "add_bos": 0,
-          "eog_every": 64}  # fmt: skip
-_CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+          "eog_every": 64, "template": 1}  # fmt: skip
+TEMPLATE = r"""
+{%- set first = messages[0] if messages and messages[0].role == 'system' else none %}
+{%- if tools or first %}
+    {{- '<|im_start|>system\n' + (first.content if first else '') }}
+    {%- if tools %}
+        {{- ('\n\n' if first else '') + '# Tools\n\n<tools>' }}
+        {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
+        {{- '\n</tools>' }}
+    {%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (loop.first and first) %}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}"""
 logs: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 
 
@@ -44,7 +70,9 @@ class Model:
         self.n_ctx_train, self.n_embd, self.n_embd_out = facts["n_ctx_train"], facts["n_embd"], facts["n_embd"]
         self.n_swa = facts["window"] if kind == "window" else 0
         self.n_cls_out = 1
-        self._metadata = {"general.architecture": "fake", "general.name": kind, "tokenizer.chat_template": _CHATML}
+        self._metadata = {"general.architecture": "fake", "general.name": kind}
+        if facts["template"]:
+            self._metadata["tokenizer.chat_template"] = TEMPLATE
         self._vocab = Vocab(facts["n_vocab"], add_bos=bool(facts["add_bos"]))
 
     @staticmethod
@@ -78,9 +106,9 @@ class Model:
         return dict(self._metadata)
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the ChatML template; None for any name."""
+        """Return the template; None for any name, and for a model without one ("fake:plain?template=0")."""
         self._check_open()
-        return _CHATML if name is None else None
+        return TEMPLATE if name is None and self.facts["template"] else None
 
     def load_adapter(self, path: str) -> Adapter:
         """Load an adapter named "fake:lora..."; `ModelLoadError` otherwise."""
