@@ -131,7 +131,7 @@ TEST(a_span_without_room_changes_nothing) {
         EXPECT(feed(*rig.context, 0, some_tokens(200)));
         const std::string span = rig.memory.export_span(0, 0, 200, "base");
         const uint64_t before = rig.memory.used_cells();
-        EXPECT(!rig.memory.import_span(1, 0, std::vector<std::string>(6, span), "base"));
+        EXPECT(!rig.memory.import_span(1, 0, std::vector<std::string_view>(6, span), "base"));
         EXPECT(rig.memory.used_cells() == before && !rig.memory.pos_max(1));
     }
 }

@@ -319,3 +319,45 @@ TEST(a_lazy_grammar_waits_for_its_trigger) {
     Sampler never(vocab, p);
     EXPECT(run(never, 5).size() == 5);
 }
+
+// Bias and penalties at the head of a chain take a short way; behind a sampler that keeps everything, the long one.
+TEST(the_short_way_samples_what_the_long_way_does) {
+    const std::vector<std::string> tail = {"penalties", "top_k", "top_p", "min_p", "temperature"};
+    for (const float temperature : {0.0f, 0.8f}) {
+        for (const int32_t top_k : {1, 40, 300}) {
+            SamplerParams shorter;
+            shorter.seed = 9, shorter.temperature = temperature, shorter.top_k = top_k;
+            shorter.repeat_penalty = 1.3f, shorter.frequency_penalty = 0.4f, shorter.presence_penalty = 0.2f;
+            shorter.penalty_last_n = 24;
+            shorter.order = tail;
+            SamplerParams longer = shorter;
+            longer.top_n_sigma = 1e6f;
+            longer.order = {"top_n_sigma"};
+            longer.order.insert(longer.order.end(), tail.begin(), tail.end());
+            if (temperature == 0.0f) longer.order = {"dry", "penalties", "temperature"}, longer.dry_multiplier = 1e-9f;
+            Sampler one(shared_model().vocab(), shorter), other(shared_model().vocab(), longer);
+            one.accept_prompt(some_tokens(40));
+            other.accept_prompt(some_tokens(40));
+            EXPECT(run(one, 80) == run(other, 80));
+        }
+    }
+}
+
+TEST(a_bias_is_the_same_as_other_logits) {
+    const int32_t n_vocab = shared_model().vocab().n_tokens();
+    for (const float temperature : {0.0f, 0.8f}) {
+        SamplerParams plain;
+        plain.seed = 3, plain.temperature = temperature;
+        SamplerParams biased = plain;
+        biased.logit_bias = {{5, 8.0f}, {7, -std::numeric_limits<float>::infinity()}, {n_vocab - 1, 2.5f}};
+        Sampler one(shared_model().vocab(), plain), other(shared_model().vocab(), biased);
+        for (uint32_t i = 0; i < 60; ++i) {
+            std::vector<float> logits = some_logits(n_vocab, i);
+            const llama_token by_bias = other.sample(logits.data());
+            for (const auto &[token, value] : biased.logit_bias) {
+                logits[static_cast<size_t>(token)] += value;
+            }
+            EXPECT(one.sample(logits.data()) == by_bias);
+        }
+    }
+}
