@@ -21,7 +21,7 @@ import numpy as np
 
 from kvasir import native
 from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults, store_settings
-from kvasir.engine import Engine, EngineStats, Request
+from kvasir.engine import Binding, Engine, EngineStats, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
 from kvasir.errors import BadOption, Closed, Unsupported
 from kvasir.model.recall import Recall
@@ -71,42 +71,75 @@ class Model:
         settings: LoadSettings,
         engine: Engine | None,
         cache: OpenCache | None,
+        *,
+        binding: Binding | None = None,
+        owns_cache: bool = True,
+        first: Model | None = None,
     ) -> None:
         self._core = core
+        self._settings = settings
         self._cache = cache
+        self._binding = binding
         self._weights = weights
         self._engine = engine
+        self._first = first  # whose weights these are: it must not be collected before
         self._embedder = Embedder(core, weights.native, engine_settings(settings, weights.adapters))
         self._defaults = sampling_defaults()
         self._info = weights.info()
         self._recall = Recall(weights.tokenizer)
         self._stop_tokens = frozenset(weights.native.vocab.eog_tokens)
         # Also at the interpreter's end, so that a script that closes nothing still ends cleanly.
-        self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, weights, cache)
+        owned = weights if first is None else None
+        self._finalizer = weakref.finalize(self, _shut, engine, self._embedder, owned, cache if owns_cache else None)
 
     @classmethod
     def open(
-        cls, path: Path, settings: LoadSettings, *, core: ModuleType = native, progress: Progress | None = None
+        cls,
+        path: Path,
+        settings: LoadSettings,
+        *,
+        core: ModuleType = native,
+        progress: Progress | None = None,
+        cache: OpenCache | None = None,
     ) -> Model:
-        """Open a file with settings already made; `core` replaces the native core, as tests do."""
+        """Open a file with settings already made; `core` replaces the native core, as tests do.
+
+        `cache` is one that several models share and that outlives them; without it the model opens its own.
+        """
         with contextlib.ExitStack() as on_failure:
             weights = Weights.open(path, settings, core=core, progress=progress)
             on_failure.callback(weights.close)
-            engine = cache = None
+            engine = used = binding = None
             if not settings.vocab_only and _why_silent(weights) is None:
-                binding = None
                 if settings.cache and path.is_file():
                     store = store_settings()
-                    cache = OpenCache.open(cache_settings(settings, store))
-                    on_failure.callback(cache.close)
-                    binding = bind(cache.cache, weights, settings, store, core=core)
+                    used = cache if cache is not None else OpenCache.open(cache_settings(settings, store))
+                    if cache is None:
+                        on_failure.callback(used.close)
+                    binding = bind(used.cache, weights, settings, store, core=core)
                 engine = Engine.open(
                     weights.native, engine_settings(settings, weights.adapters), core=core, cache=binding
                 )
                 on_failure.callback(engine.close)
-            model = cls(core, weights, settings, engine, cache)
+            model = cls(core, weights, settings, engine, used, binding=binding, owns_cache=cache is None)
             on_failure.pop_all()
         return model
+
+    def _twin(self) -> Model:
+        """Return another engine over these weights and this cache, which stay this model's: close it before this."""
+        self._running_engine()
+        settings = engine_settings(self._settings, self._weights.adapters)
+        engine = Engine.open(self._weights.native, settings, core=self._core, cache=self._binding)
+        return Model(
+            self._core,
+            self._weights,
+            self._settings,
+            engine,
+            self._cache,
+            binding=self._binding,
+            owns_cache=False,
+            first=self,
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -180,32 +213,45 @@ class Model:
         interrupted: with its seed, it goes on with the tokens it would have made.
         Raises what can be known now: bad options, an empty or too long prompt, a full queue.
         """
-        engine = self._running_engine()
+        self._check_open()
         chosen = self._sampling(sampling, options)
         tokens = self._encode(prompt, scope)
-        vocab = self._weights.native.vocab
-        sampler, seed = build_sampler(self._core, vocab, chosen, n_ctx=engine.limit)
-        feed(sampler, tokens, n_resumed=_resumed(resumed_tokens, len(tokens)))
-        request = Request(
-            tokens=tuple(tokens),
-            sampling=chosen,
-            sampler=sampler,
-            stop_tokens=frozenset() if chosen.ignore_eos else self._stop_tokens,
-            max_tokens=chosen.max_tokens,
+        request, reply = self._request(
+            tokens,
+            chosen,
+            n_resumed=_resumed(resumed_tokens, len(tokens)),
+            remember=self._remembering(prompt, tokens, scope) if cache else None,
             priority=_whole("priority", priority),
             deadline_s=_seconds("deadline", deadline),
             cache=cache,
             scope=scope,
             parent_key=_key(parent_key),
         )
-        reply = Reply(
-            self._weights.tokenizer,
-            chosen,
-            seed=seed,
-            remember=self._remembering(prompt, tokens, scope) if cache else None,
-            fresh_samplers=unsteady(sampler) if resumed_tokens else (),
-        )
         return self._submit(request, reply)
+
+    def _request(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        n_resumed: int = 0,
+        remember: Callable[[str, list[int]], None] | None = None,
+        **options: Any,
+    ) -> tuple[Request, Reply]:
+        """Return what the engine is sent and what takes its answer; `options` are fields of `Request`."""
+        engine = self._running_engine()
+        sampler, seed = build_sampler(self._core, self._weights.native.vocab, sampling, n_ctx=engine.limit)
+        feed(sampler, tokens, n_resumed=n_resumed)
+        request = Request(
+            tokens=tuple(tokens),
+            sampling=sampling,
+            sampler=sampler,
+            stop_tokens=frozenset() if sampling.ignore_eos else self._stop_tokens,
+            max_tokens=sampling.max_tokens,
+            **options,
+        )
+        fresh = unsteady(sampler) if n_resumed else ()
+        return request, Reply(self._weights.tokenizer, sampling, seed=seed, remember=remember, fresh_samplers=fresh)
 
     def read(self, prompt: Prompt, *, priority: int = 0, scope: str | None = None) -> Stream:
         """Read a prompt into memory without writing anything: what continues it soon costs only its own tokens.
@@ -459,11 +505,15 @@ def _unsupported(what: str, why: str) -> Unsupported:
     return Unsupported(f"this model cannot {what}: {why}.", what=what, why=why)
 
 
-def _shut(engine: Engine | None, embedder: Embedder, weights: Weights, cache: OpenCache | None) -> None:
-    """Close in order: the engine saves what lives into the cache, and whoever uses the weights goes before them."""
+def _shut(engine: Engine | None, embedder: Embedder, weights: Weights | None, cache: OpenCache | None) -> None:
+    """Close in order: the engine saves what lives into the cache, and whoever uses the weights goes before them.
+
+    What is None is somebody else's to close.
+    """
     if engine is not None:
         engine.close()
     if cache is not None:
         cache.close()
     embedder.close()
-    weights.close()
+    if weights is not None:
+        weights.close()
