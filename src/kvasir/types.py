@@ -35,6 +35,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-generation token or a stop string
     LENGTH = "length"  # max_tokens or the context's end
     CANCELLED = "cancelled"
+    TOOL_CALLS = "tool_calls"  # a chat reply that wants functions called
 
 
 @dataclass(frozen=True, slots=True)
