@@ -16,7 +16,8 @@ from typing import Any
 
 from kvasir.errors import BadOption, BadSchema
 from kvasir.native.fake_model import TEMPLATE, Model, one_of
-from kvasir.native.fake_sampler import json_schema_to_grammar
+from kvasir.native.fake_sampler import SamplerParams, json_schema_to_grammar
+from kvasir.native.fake_vocab import Vocab
 
 _ASSISTANT = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
@@ -41,6 +42,27 @@ class ChatPrompt:
     thinking_ends: list[str] = field(default_factory=list)
     supports_thinking: bool = False
     has_calls: bool = False
+
+    def constrain(self, params: SamplerParams, vocab: Vocab) -> None:
+        """Give a sampler this prompt's grammar with its triggers, and the tokens of its thinking markers.
+
+        A word that is one token triggers as that token. `reasoning_budget` stays as it is; `reasoning_forced` becomes
+        the first end marker.
+        """
+
+        def tokens(text: str) -> list[int]:
+            return vocab.tokenize(text, add_special=False, parse_special=True)
+
+        params.grammar, params.grammar_lazy = self.grammar, self.grammar_lazy
+        words = [word for kind, word, _ in self.grammar_triggers if kind == "word"]
+        params.grammar_trigger_tokens = [ids[0] for ids in map(tokens, words) if len(ids) == 1]
+        params.grammar_trigger_patterns = [re.escape(word) for word in words if len(tokens(word)) > 1]
+        prefill = tokens(self.generation_prompt)
+        params.grammar_prefill = prefill if self.grammar and not self.grammar_lazy else []
+        if self.supports_thinking:
+            params.reasoning_start, params.reasoning_prefill = tokens(self.thinking_start), prefill
+            params.reasoning_ends = [tokens(end) for end in self.thinking_ends]
+            params.reasoning_forced = params.reasoning_ends[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +188,8 @@ class ChatParser:
         deltas = [ChatDelta(kind, text) for kind, text in pieces if text]
         for index, (name, arguments) in enumerate(new.calls):
             known = len(old.calls[index][1]) if index < len(old.calls) else None
-            if known is None:
-                self._ids.append(f"call_{index}_{secrets.token_hex(4)}")
+            if known is None:  # nine letters and digits: the templates of Mistral refuse any other id
+                self._ids.append(secrets.token_hex(5)[:9])
             if known != len(arguments):
                 name = "" if known is not None else name
                 deltas.append(ChatDelta("tool_call", arguments[known or 0 :], index, self._ids[index], name))

@@ -53,6 +53,7 @@ class SamplerParams:
         self.grammar, self.grammar_root, self.grammar_lazy = "", "root", False
         self.grammar_trigger_patterns: list[str] = []
         self.grammar_trigger_tokens: list[int] = []
+        self.grammar_prefill: list[int] = []
         self.reasoning_budget = -1
         self.reasoning_start: list[int] = []
         self.reasoning_ends: list[list[int]] = []
