@@ -15,6 +15,7 @@ PUBLIC = [
     "Model",
     "ModelInfo",
     "Sampling",
+    "Service",
     "Stream",
     "Timings",
     "TokenLogprob",

@@ -68,6 +68,11 @@ class Engine:
         """Whether tokens can be cut out of this model's memory exactly."""
         return self._can_shift
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was closed or died, and answers nobody any more."""
+        return self._loop.mailbox.closed
+
     def submit(self, request: Request, sink: Sink) -> RequestId:
         """Queue a request; returns at once.
 

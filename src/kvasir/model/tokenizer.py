@@ -69,15 +69,24 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns one stream of tokens into text, giving out only whole characters."""
+    """Turns one stream of tokens into text, giving out only whole characters.
 
-    def __init__(self, vocab: native.Vocab) -> None:
+    Special tokens have no text, but for those of `shown`.
+    """
+
+    def __init__(self, vocab: native.Vocab, *, shown: frozenset[int] = frozenset()) -> None:
         self._vocab = vocab
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int) -> str:
         """Return the characters that this token completes; often none, in the middle of an emoji."""
-        return self._decoder.decode(self._vocab.token_to_bytes(token))
+        return self._decoder.decode(self._vocab.token_to_bytes(token, special=token in self._shown))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tokens so far end with a whole character."""
+        return not self._decoder.getstate()[0]
 
     def flush(self) -> str:
         """Return U+FFFD for a character that was never completed, else nothing."""

@@ -17,7 +17,10 @@ from kvasir.types import Completion, FinishReason, Sampling, TokenLogprob
 
 
 class Reply:
-    """A reply as it grows. `stopped` tells that a stop string matched, so the rest of the work is unwanted."""
+    """A reply as it grows. `stopped` tells that a stop string matched, so the rest of the work is unwanted.
+
+    `stops` are further stop strings, and `shown` special tokens whose names are part of the text.
+    """
 
     def __init__(
         self,
@@ -27,14 +30,16 @@ class Reply:
         seed: int,
         remember: Callable[[str, list[int]], None] | None = None,
         fresh_samplers: tuple[str, ...] = (),
+        stops: tuple[str, ...] = (),
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._seed = seed
         self._remember = remember
         self._fresh_samplers = fresh_samplers
-        self._detokenizer = Detokenizer(tokenizer.vocab)
-        self._stops = StopFilter(tuple(sampling.stop))
+        self._detokenizer = Detokenizer(tokenizer.vocab, shown=shown)
+        self._stops = StopFilter((*sampling.stop, *stops))
         self._pieces: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -46,9 +51,24 @@ class Reply:
         return self._outcome is not None
 
     @property
+    def n_tokens(self) -> int:
+        """How many tokens came until now."""
+        return len(self._tokens)
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string matched."""
         return self._stops.matched is not None
+
+    @property
+    def text(self) -> str:
+        """The text until now."""
+        return "".join(self._pieces)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens until now, those that a stop string came with included."""
+        return list(self._tokens)
 
     def outcome(self) -> Completion:
         """The completion of an ended reply; raises where it failed."""

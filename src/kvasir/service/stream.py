@@ -12,32 +12,34 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kvasir.engine import Event
 from kvasir.errors import BadOption
 from kvasir.service.completion import Reply
 from kvasir.types import Completion
 
+T = TypeVar("T")
 
-class Mailbox:
-    """The engine's sink: `put` never blocks; one reader takes events, blocking or awaiting."""
+
+class Post(Generic[T]):
+    """Values on their way to one reader: `put` never blocks; the reader takes them, blocking or awaiting."""
 
     def __init__(self) -> None:
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[T] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
 
-    def put(self, event: Event) -> None:
-        """Called on the engine's thread."""
+    def put(self, event: T) -> None:
+        """Called on the sender's thread."""
         self._events.put(event)
         if (wake := self._wake) is not None:
             wake()
 
-    def get(self) -> Event:
+    def get(self) -> T:
         """Wait on this thread; Ctrl-C interrupts the wait."""
         return self._events.get()
 
-    async def aget(self) -> Event:
+    async def aget(self) -> T:
         """Wait in this task, without a thread."""
         while True:
             try:
@@ -62,6 +64,10 @@ class Mailbox:
                 await arrived.wait()
         finally:
             self._wake = None
+
+
+class Mailbox(Post[Event]):
+    """The engine's sink for one stream."""
 
 
 class Stream:
