@@ -1,11 +1,14 @@
 #include "spans.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <system_error>
+#include <thread>
 
 #include "error.hpp"
 #include "ggml-backend.h"
@@ -120,6 +123,8 @@ Rows rows_in(std::string_view payload, const std::vector<ggml_tensor *> &tensors
     return {payload.data() + head, header.n_tokens};
 }
 
+constexpr size_t MOST_COPY_THREADS = 4;
+
 // Claims cells for `positions` and fills them from `parts`, in order. False: no room, and nothing changed.
 bool place_rows(llama_kv_cache &cache, llama_seq_id seq, const std::vector<llama_pos> &positions,
                 const std::vector<Rows> &parts) {
@@ -132,18 +137,45 @@ bool place_rows(llama_kv_cache &cache, llama_seq_id seq, const std::vector<llama
     }
     const size_t stream = cache.get_stream(seq);
     const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
+    std::vector<std::vector<uint32_t>> to;  // by part
     auto first = index.begin();
     for (const Rows &part : parts) {
-        const std::vector<uint32_t> to(first, first + static_cast<ptrdiff_t>(part.n));
-        const char *at = part.data;
+        to.emplace_back(first, first + static_cast<ptrdiff_t>(part.n));
+        first += static_cast<ptrdiff_t>(part.n);
+    }
+    const auto fill = [&](size_t p) {
+        const char *at = parts[p].data;
         for (ggml_tensor *tensor : tensors) {
             const size_t row = tensor->nb[1];
-            each_run(to, [&](size_t i, size_t cell, size_t n) {
+            each_run(to[p], [&](size_t i, size_t cell, size_t n) {
                 ggml_backend_tensor_set(tensor, at + i * row, stream * tensor->nb[2] + cell * row, n * row);
             });
-            at += part.n * row;
+            at += parts[p].n * row;
         }
-        first += static_cast<ptrdiff_t>(part.n);
+    };
+    // A copy of tens of megabytes waits for memory: two cores have it there in little more than half the time.
+    const bool on_host = std::all_of(tensors.begin(), tensors.end(), [](const ggml_tensor *tensor) {
+        const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+        return buffer && ggml_backend_buffer_is_host(buffer);
+    });
+    const size_t n_cores = std::max(1u, std::thread::hardware_concurrency());
+    const size_t n_threads = on_host ? std::min({parts.size(), n_cores, MOST_COPY_THREADS}) : 1;
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+        for (size_t p = next++; p < parts.size(); p = next++) {
+            fill(p);
+        }
+    };
+    std::vector<std::thread> helpers;
+    try {
+        for (size_t i = 1; i < n_threads; ++i) {
+            helpers.emplace_back(work);
+        }
+    } catch (const std::system_error &) {  // no more threads: this one does the rest
+    }
+    work();
+    for (std::thread &helper : helpers) {
+        helper.join();
     }
     return true;
 }

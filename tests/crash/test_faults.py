@@ -54,7 +54,7 @@ def test_a_failing_write_costs_a_save_and_nothing_else(
     with Cache.open(settings(tmp_path, ram_bytes=0), files=files) as cache:
         offer_all(cache, OLD)
         cache.flush()
-        shutil.rmtree(tmp_path / "v1-16" / "temp")  # so that folders must be made again
+        shutil.rmtree(tmp_path / "v2-16" / "temp")  # so that folders must be made again
         if call == "lock_file":
             cache._store.tiers["disk"].close()
         files.fail(call, code)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import takewhile
 
 from kvasir.cache.fetch import Fetcher
 from kvasir.cache.match import Match
@@ -44,11 +45,13 @@ class Loading:
     @property
     def n_ready(self) -> int:
         """How many rows, from the first on, have arrived."""
+        return len(self.arrived())
+
+    def arrived(self) -> list[Parts]:
+        """Parts of the rows, from the first on, that are there now."""
         with self._changed:
-            for at, parts in enumerate(self._parts):
-                if parts is None:
-                    return at
-            return len(self._parts)
+            there = takewhile(lambda parts: parts is not None, self._parts)
+            return [parts for parts in there if parts is not None]
 
     def ready(self) -> bool:
         """Whether nothing more will come: `result` returns at once."""

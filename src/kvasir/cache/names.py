@@ -1,9 +1,9 @@
 """Where a row's file is: a pure function of its name, and back.
 
     <root>/LOCK                                                       ledger.py
-    <root>/v1-256/temp/<host>-<pid>-<born>-<n>.tmp                    being written; never read as a row
-    <root>/v1-256/<space>/blocks/<x>/<key>-<parent>-<start>-<end>.row full blocks; x is the key's first digit
-    <root>/v1-256/<space>/tails/<parent>/<key>-...-<end>.row          all other rows, by what they follow
+    <root>/v2-256/temp/<host>-<pid>-<born>-<n>.tmp                    being written; never read as a row
+    <root>/v2-256/<space>/blocks/<x>/<key>-<parent>-<start>-<end>.row full blocks; x is the key's first digit
+    <root>/v2-256/<space>/tails/<parent>/<key>-...-<end>.row          all other rows, by what they follow
 
 A search knows the tokens, hence every field of a block's name: another process's row is one `stat` away, and the tails
 that follow a prefix are one listing away. Version and block size are in the path, so other rows are never met.

@@ -151,11 +151,16 @@ class Warm:
         Returns the tokens that are in the slot once nothing more will come, None while the restore goes on.
         """
         restore = self._restores[seq.id]
-        if not restore.loading.ready():
+        is_whole = restore.loading.ready()
+        if not is_whole and self._kind != "plain":
+            return None
+        # Plain rows are appended while those behind them are still being read.
+        parts = restore.loading.result() if is_whole else restore.loading.arrived()
+        if not is_whole and len(parts) == restore.next_row:
             return None
         started = perf_counter_ns()
         try:
-            done = self._import(seq, restore, restore.loading.result(), most_tokens)
+            done = self._import(seq, restore, parts, most_tokens, is_whole=is_whole)
         except KvasirError as error:  # bytes that do not fit this context: computed instead
             log.warning("a stored prefix of %d tokens could not be restored: %s", restore.match.n_tokens, error)
             self._give_up(seq, restore)
@@ -183,11 +188,14 @@ class Warm:
             search.add_done_callback(_release)
         self._searchers.shutdown(wait=False, cancel_futures=True)
 
-    def _import(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
+    def _import(
+        self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None, *, is_whole: bool
+    ) -> bool:
+        """Import rows that are there; True once nothing more will be imported."""
         assert seq.slot is not None
         rows = restore.match.rows[: len(parts)]
         if self._kind == "plain":
-            return self._append(seq, restore, parts, most)
+            return not self._append(seq, restore, parts, most) or (is_whole and restore.next_row >= len(parts))
         # The others are whole or nothing: their memory says where it ends only once every part is there.
         end = rows[-1].end if rows else 0
         complete = len(rows) == len(restore.match.rows) and end > 0
@@ -198,7 +206,7 @@ class Warm:
         return True
 
     def _append(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
-        """Append rows of plain KV, as many as this tick may; what does not fit any more is computed."""
+        """Append rows of plain KV, as many as this tick may; False where they do not fit any more."""
         batch: list[bytes] = []
         start = end = restore.n_done
         rows = restore.match.rows
@@ -207,11 +215,11 @@ class Warm:
             end = rows[restore.next_row].end
             restore.next_row += 1
         if batch and not self._memory.import_span(seq.slot, start, batch):
-            return True
+            return False
         restore.n_done = min(end, restore.match.n_tokens)
         if restore.n_done < end:  # the last row goes on differently than the prompt
             self._memory.remove(seq.slot, restore.n_done, None)
-        return restore.next_row >= len(parts)
+        return True
 
     def _import_whole(self, slot: int, restore: Restore, parts: list[Mapping[str, bytes]]) -> bool:
         memory, rows = self._memory, restore.match.rows

@@ -97,7 +97,7 @@ def test_another_version_is_told_from_damage() -> None:
 
 def test_the_header_is_as_long_as_drawn() -> None:
     assert header_bytes(0, 0) == 156 + 16
-    assert header_bytes(2, 10) == 156 + 40 + 40 + 16
+    assert header_bytes(2, 10) == 156 + 48 + 40 + 16
 
 
 def read_whole(name: RowName, data: bytes) -> None:
