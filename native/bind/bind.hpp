@@ -31,3 +31,4 @@ void bind_sampler(nb::module_ &m);
 void bind_context(nb::module_ &m);
 void bind_memory(nb::module_ &m);
 void bind_quantize(nb::module_ &m);
+void bind_chat(nb::module_ &m);

@@ -43,7 +43,13 @@ void bind_sampler(nb::module_ &m) {
         .def_rw("grammar_root", &SamplerParams::grammar_root)
         .def_rw("grammar_lazy", &SamplerParams::grammar_lazy)
         .def_rw("grammar_trigger_patterns", &SamplerParams::grammar_trigger_patterns)
-        .def_rw("grammar_trigger_tokens", &SamplerParams::grammar_trigger_tokens);
+        .def_rw("grammar_trigger_tokens", &SamplerParams::grammar_trigger_tokens)
+        .def_rw("grammar_prefill", &SamplerParams::grammar_prefill)
+        .def_rw("reasoning_budget", &SamplerParams::reasoning_budget)
+        .def_rw("reasoning_start", &SamplerParams::reasoning_start)
+        .def_rw("reasoning_ends", &SamplerParams::reasoning_ends)
+        .def_rw("reasoning_forced", &SamplerParams::reasoning_forced)
+        .def_rw("reasoning_prefill", &SamplerParams::reasoning_prefill);
 
     nb::class_<Sampler>(m, "Sampler", "One sequence's sampler chain. Draw i depends on (seed, i) alone.")
         .def(

@@ -1,7 +1,7 @@
 #include "bind.hpp"
 
 NB_MODULE(_native, m) {
-    m.doc() = "llama.cpp under Kvasir: models, vocabularies, contexts, memory and samplers.";
+    m.doc() = "llama.cpp under Kvasir: models, vocabularies, contexts, memory, samplers and chat templates.";
     bind_errors(m);
     bind_functions(m);
     bind_vocab(m);
@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
     bind_context(m);
     bind_memory(m);
     bind_quantize(m);
+    bind_chat(m);
 }

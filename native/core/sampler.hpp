@@ -41,6 +41,12 @@ struct SamplerParams {
     bool grammar_lazy = false;
     std::vector<std::string> grammar_trigger_patterns;
     std::vector<llama_token> grammar_trigger_tokens;
+    std::vector<llama_token> grammar_prefill;  // what the prompt has already written of a text under the grammar
+    int32_t reasoning_budget = -1;             // tokens of thinking; -1: as many as the model likes
+    std::vector<llama_token> reasoning_start;
+    std::vector<std::vector<llama_token>> reasoning_ends;
+    std::vector<llama_token> reasoning_forced;   // what is written when the budget is spent
+    std::vector<llama_token> reasoning_prefill;  // the end of the prompt, which may have opened the thinking
 };
 
 const std::vector<std::string> &sampler_names();

@@ -1,4 +1,4 @@
-"""llama.cpp, compiled in: models, vocabularies, contexts, memory and samplers.
+"""llama.cpp, compiled in: models, vocabularies, contexts, memory, samplers and chat templates.
 
 Re-exports the extension `_native`; `kvasir.native.fake` has the same names and needs no compiler. docs/native.md writes
 a decode loop with them by hand. Most programs want `kvasir.load()` instead.
@@ -9,6 +9,10 @@ try:
         KV_TYPES,
         SAMPLER_NAMES,
         Adapter,
+        ChatDelta,
+        ChatParser,
+        ChatPrompt,
+        ChatTemplate,
         Context,
         Device,
         GgufFacts,
@@ -47,6 +51,10 @@ __all__ = [
     "KV_TYPES",
     "SAMPLER_NAMES",
     "Adapter",
+    "ChatDelta",
+    "ChatParser",
+    "ChatPrompt",
+    "ChatTemplate",
     "Context",
     "Device",
     "GgufFacts",

@@ -1,8 +1,8 @@
 """
-llama.cpp under Kvasir: models, vocabularies, contexts, memory and samplers.
+llama.cpp under Kvasir: models, vocabularies, contexts, memory, samplers and chat templates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 import numpy.typing
@@ -474,6 +474,42 @@ class SamplerParams:
     @grammar_trigger_tokens.setter
     def grammar_trigger_tokens(self, arg: Sequence[int], /) -> None: ...
 
+    @property
+    def grammar_prefill(self) -> list[int]: ...
+
+    @grammar_prefill.setter
+    def grammar_prefill(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def reasoning_budget(self) -> int: ...
+
+    @reasoning_budget.setter
+    def reasoning_budget(self, arg: int, /) -> None: ...
+
+    @property
+    def reasoning_start(self) -> list[int]: ...
+
+    @reasoning_start.setter
+    def reasoning_start(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def reasoning_ends(self) -> list[list[int]]: ...
+
+    @reasoning_ends.setter
+    def reasoning_ends(self, arg: Sequence[Sequence[int]], /) -> None: ...
+
+    @property
+    def reasoning_forced(self) -> list[int]: ...
+
+    @reasoning_forced.setter
+    def reasoning_forced(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def reasoning_prefill(self) -> list[int]: ...
+
+    @reasoning_prefill.setter
+    def reasoning_prefill(self, arg: Sequence[int], /) -> None: ...
+
 class Sampler:
     """One sequence's sampler chain. Draw i depends on (seed, i) alone."""
 
@@ -723,3 +759,121 @@ def quantize(src: str, dst: str, *, to: str, threads: int = 0, progress: Callabl
     progress is called with 0.0 to 1.0 between tensors; returning False stops. A failure leaves an unfinished dst behind.
     Raises BadOption, ModelNotFound or ModelLoadError.
     """
+
+class ChatPrompt:
+    """A rendered prompt, and what its reply will look like."""
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def grammar(self) -> str: ...
+
+    @property
+    def grammar_lazy(self) -> bool: ...
+
+    @property
+    def grammar_triggers(self) -> list[tuple[str, str, int]]:
+        """
+        (kind, value, token or -1); the kinds are word, pattern, pattern_full and token.
+        """
+
+    @property
+    def preserved_tokens(self) -> list[str]:
+        """
+        Special tokens that the parser must see as text, where they are one token of the vocabulary.
+        """
+
+    @property
+    def stops(self) -> list[str]: ...
+
+    @property
+    def generation_prompt(self) -> str: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def thinking_start(self) -> str: ...
+
+    @property
+    def thinking_ends(self) -> list[str]: ...
+
+    @property
+    def supports_thinking(self) -> bool: ...
+
+    def constrain(self, params: SamplerParams, vocab: Vocab) -> None:
+        """
+        Gives a sampler this prompt's grammar with its triggers, and the tokens of its thinking markers. A word that is one token triggers as that token. reasoning_budget stays as it is; reasoning_forced becomes the first end marker.
+        """
+
+class ChatTemplate:
+    """How a model spells messages. Without a model it needs a source."""
+
+    def __init__(self, model: Model | None = None, source: str = '', *, bos_token: str = '', eos_token: str = '') -> None: ...
+
+    @property
+    def explicit(self) -> bool:
+        """
+        False where the model brings no template and none was given: ChatML stands in for it.
+        """
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def caps(self) -> dict[str, bool]:
+        """What the template can show: supports_tools, supports_tool_calls..."""
+
+    def render(self, messages: str, *, tools: str = '', tool_choice: str = 'auto', parallel_tool_calls: bool = False, json_schema: str = '', enable_thinking: bool = True, add_generation_prompt: bool = True, continue_final: bool = False, kwargs: Mapping[str, str] = {}) -> ChatPrompt:
+        """
+        The prompt for messages and tools in OpenAI's shape, given as JSON text. Raises BadOption or BadSchema.
+        """
+
+class ChatDelta:
+    """What a piece of a reply added: 'content', 'reasoning' or 'tool_call'."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def name(self) -> str:
+        """Set on the first delta of a call."""
+
+class ChatParser:
+    """
+    Reads one reply as it comes. What it gave is never taken back, and it never raises.
+    """
+
+    def __init__(self, prompt: ChatPrompt, *, continues: bool = False) -> None: ...
+
+    def feed(self, text: str) -> list[ChatDelta]:
+        """Takes the text that came; what it makes certain."""
+
+    def finish(self) -> list[ChatDelta]:
+        """The rest, at the end of the reply."""
+
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def reasoning(self) -> str: ...
+
+    @property
+    def tool_calls(self) -> list[tuple[str, str, str]]:
+        """The calls so far: id, name, arguments as JSON text."""
+
+    @property
+    def rejected(self) -> bool:
+        """
+        Whether the reply left the expected form: from there on all text is content.
+        """

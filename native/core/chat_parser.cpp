@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <cctype>
+#include <random>
+
+#include "chat-peg-parser.h"
+#include "chat.hpp"
+#include "error.hpp"
+#include "json.h"
+#include "reply_form.hpp"
+#include "runtime.hpp"
+
+namespace kvasir {
+namespace {
+
+// A prefix of a good reply may be unreadable for a moment, while a marker is half there. None of them is longer.
+constexpr size_t PATIENCE_BYTES = 48;
+
+// llama.cpp's parser recurses into JSON, about 4 KB of stack a level, and threads with 512 KB exist.
+constexpr size_t MAX_OPEN_BRACKETS = 64;
+
+using Tags = common_chat_peg_builder;
+
+enum class Last { Nothing, Reasoning, Content, Call, Closed };
+
+bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+bool all_space(const std::string &text, size_t from) {
+    return std::all_of(text.begin() + static_cast<std::ptrdiff_t>(from), text.end(), is_space);
+}
+
+size_t skip_space(const std::string &text, size_t at) {
+    while (at < text.size() && is_space(text[at])) {
+        ++at;
+    }
+    return at;
+}
+
+// Held back until more follows: the white space next to a thinking marker belongs to the template.
+std::string trimmed(const std::string &text) {
+    size_t end = text.size();
+    while (end > 0 && is_space(text[end - 1])) {
+        --end;
+    }
+    const size_t begin = skip_space(text, 0);
+    return begin < end ? text.substr(begin, end - begin) : "";
+}
+
+bool starts_with(const std::string &text, const std::string &head) { return text.compare(0, head.size(), head) == 0; }
+
+// Nine letters and digits: the templates of Mistral refuse any other id.
+std::string random_id() {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    thread_local std::mt19937_64 random{std::random_device{}()};
+    std::string id(9, ' ');
+    for (char &c : id) {
+        c = letters[random() % (sizeof letters - 1)];
+    }
+    return id;
+}
+
+bool is_json(const std::string &text) {
+    try {
+        common_json::parse(text);
+        return true;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
+ChatReply mapped(common_chat_format format, const common_peg_ast_arena &ast, const common_peg_parse_result &result) {
+    common_chat_msg message;
+    if (format == COMMON_CHAT_FORMAT_PEG_GEMMA4) {
+        common_chat_peg_gemma4_mapper(message).from_ast(ast, result);
+    } else if (format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3) {
+        common_chat_peg_minimax_m3_mapper(message).from_ast(ast, result);
+    } else {
+        common_chat_peg_mapper(message).from_ast(ast, result);
+    }
+    ChatReply reply;
+    reply.reasoning = trimmed(message.reasoning_content);
+    reply.content = std::move(message.content);
+    for (common_chat_tool_call &call : message.tool_calls) {
+        reply.calls.push_back({std::move(call.id), std::move(call.name), std::move(call.arguments)});
+    }
+    return reply;
+}
+
+}  // namespace
+
+// One reading of an input, and how much of it the reply accounts for: what lies behind `end` was held back.
+struct ChatParser::Reading {
+    ChatReply reply;
+    size_t end = 0;
+    Last last = Last::Nothing;
+    bool in_call = false;
+    bool complete = false;  // it could end here
+
+    void note(size_t at, Last what) {
+        if (at > end || (at == end && (what == Last::Closed || last == Last::Nothing))) {
+            end = at;
+            last = what;
+        }
+    }
+
+    void locate(const common_peg_ast_arena &ast, const common_peg_parse_result &result) {
+        bool named = false;
+        ast.visit(result, [&](const common_peg_ast_node &node) {
+            if (node.tag == Tags::CONTENT) note(node.end, Last::Content);
+            if (node.tag == Tags::REASONING) note(node.end, Last::Reasoning);
+            if (node.tag == Tags::REASONING_BLOCK && !node.is_partial) note(node.end, Last::Closed);
+            if (node.tag.compare(0, 4, "tool") != 0) return;
+            in_call = node.is_partial;
+            if (node.tag == Tags::TOOL_OPEN) named = false;
+            if (node.tag == Tags::TOOL_NAME) named = true;
+            const bool closes = node.tag == Tags::TOOL_CLOSE || (node.tag == Tags::TOOL && !node.is_partial);
+            if (closes) {
+                note(node.end, Last::Closed);
+            } else if (named && node.tag != Tags::TOOL) {
+                note(node.end, Last::Call);
+            }
+        });
+    }
+};
+
+ChatParser::ChatParser(const ChatPrompt &prompt, bool continues) : form_(prompt.form) {
+    ensure_backend();
+    input_ = form_->generation_prompt;
+    n_good_ = input_.size();
+    Reading before;
+    const bool echoes = form_->continued && !continues;
+    if (!echoes && read(input_, false, before)) given_ = base_ = before.reply;
+}
+
+std::vector<ChatDelta> ChatParser::feed(const std::string &text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    input_ += text;
+    if (rejected_ || finished_) {
+        grow("content", given_.content, given_.content + text);
+        return deltas();
+    }
+    for (const char c : text) {
+        if (c == '{' || c == '[') ++depth_;
+        if ((c == '}' || c == ']') && depth_ > 0) --depth_;
+        if (depth_ > MAX_OPEN_BRACKETS) break;
+    }
+    advance();
+    return deltas();
+}
+
+std::vector<ChatDelta> ChatParser::finish() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!rejected_ && !finished_) close();
+    finished_ = true;
+    return deltas();
+}
+
+void ChatParser::advance() {
+    Reading reading;
+    if (depth_ > MAX_OPEN_BRACKETS) {
+        fits(input_.substr(0, n_good_), false, reading);
+        reject(reading);
+    } else if (fits(input_, false, reading)) {
+        take(reading);
+        n_good_ = input_.size();
+    } else {
+        n_good_ = longest_fitting(reading);
+        take(reading);
+        if (input_.size() - n_good_ > PATIENCE_BYTES) reject(reading);
+    }
+}
+
+// At the end nothing is held back any more. Read as a whole first; else what the last reading left over is text.
+void ChatParser::close() {
+    Reading reading;
+    if (fits(input_, true, reading)) return take(reading);
+    if (!fits(input_, false, reading)) {
+        longest_fitting(reading);
+        take(reading);
+        return reject(reading);
+    }
+    take(reading);
+    const size_t from = std::min(reading.end, input_.size());
+    if (reading.last == Last::Call && is_json(given_.calls.back().arguments)) return;  // only its closing is missing
+    if (all_space(input_, from)) {
+        rejected_ = reading.in_call;
+    } else if (reading.last == Last::Reasoning && !closes_thinking(from)) {
+        grow("reasoning", given_.reasoning, given_.reasoning + input_.substr(from));
+    } else {
+        reject(reading);
+        rejected_ = reading.in_call;
+    }
+}
+
+// Whether an input has the form and takes back nothing of what was given.
+bool ChatParser::fits(const std::string &input, bool whole, Reading &out) const {
+    if (!read(input, whole, out)) return false;
+    const ChatReply &now = out.reply;
+    bool same = starts_with(now.reasoning, given_.reasoning) && starts_with(now.content, given_.content) &&
+                now.calls.size() >= given_.calls.size();
+    for (size_t i = 0; same && i < given_.calls.size(); ++i) {
+        same =
+            now.calls[i].name == given_.calls[i].name && starts_with(now.calls[i].arguments, given_.calls[i].arguments);
+    }
+    return same;
+}
+
+// False where the input does not have the form, or goes on behind it.
+bool ChatParser::read(const std::string &input, bool whole, Reading &out) const {
+    out = Reading();
+    out.end = std::min(form_->generation_prompt.size(), input.size());
+    if (form_->arena.empty()) {
+        out.reply.content = input.substr(out.end);
+        out.note(input.size(), Last::Content);
+        return true;
+    }
+    bool readable = false;
+    try {
+        with_abort_trap(Kind::BadOption, "reading a reply", [&] {
+            common_peg_parse_context context(input, whole ? COMMON_PEG_PARSE_FLAG_NONE : COMMON_PEG_PARSE_FLAG_LENIENT);
+            const common_peg_parse_result result = form_->arena.parse(context);
+            if (result.fail() || (result.success() && !all_space(input, result.end))) return;
+            out.reply = mapped(form_->format, context.ast, result);
+            out.locate(context.ast, result);
+            out.complete = result.success() && out.last != Last::Nothing;
+            if (out.complete) out.note(result.end, Last::Closed);
+            readable = true;
+        });
+    } catch (const std::exception &) {
+        return false;
+    }
+    return readable;
+}
+
+// Where the form was left does not depend on how the text was cut into pieces.
+size_t ChatParser::longest_fitting(Reading &out) const {
+    size_t good = n_good_, bad = input_.size();
+    while (bad - good > 1) {
+        const size_t middle = good + (bad - good) / 2;
+        (fits(input_.substr(0, middle), false, out) ? good : bad) = middle;
+    }
+    fits(input_.substr(0, good), false, out);
+    // What looked like the start of one more call is text; the end of the last whole reply is not.
+    Reading earlier;
+    for (size_t n = good; n > out.end && good - n < PATIENCE_BYTES; --n) {
+        if (fits(input_.substr(0, n), false, earlier) && earlier.complete) {
+            out.end = n;
+            break;
+        }
+    }
+    return good;
+}
+
+void ChatParser::take(const Reading &reading) {
+    grow("reasoning", given_.reasoning, reading.reply.reasoning);
+    grow("content", given_.content, reading.reply.content);
+    for (size_t i = 0; i < reading.reply.calls.size(); ++i) {
+        grow_call(i, reading.reply.calls[i]);
+    }
+}
+
+// From here on all is content. The marker that ends the thinking is not: it belongs to what was given.
+void ChatParser::reject(const Reading &reading) {
+    size_t from = std::min(reading.end, input_.size());
+    if (reading.last == Last::Reasoning) from += closes_thinking(from);
+    rejected_ = true;
+    grow("content", given_.content, given_.content + input_.substr(from));
+}
+
+size_t ChatParser::closes_thinking(size_t at) const {
+    const size_t begin = skip_space(input_, at);
+    for (const std::string &end : form_->thinking_ends) {
+        if (input_.compare(begin, end.size(), end) == 0) {
+            return skip_space(input_, begin + end.size()) - at;
+        }
+    }
+    return 0;
+}
+
+void ChatParser::grow(const char *kind, std::string &given, const std::string &text) {
+    if (text.size() <= given.size()) return;
+    pending_.push_back({kind, text.substr(given.size()), 0, "", ""});
+    given = text;
+}
+
+void ChatParser::grow_call(size_t index, const ChatCall &call) {
+    const auto number = static_cast<int32_t>(index - base_.calls.size());
+    if (index >= given_.calls.size()) {
+        given_.calls.push_back({call.id.empty() ? random_id() : call.id, call.name, call.arguments});
+        pending_.push_back({"tool_call", call.arguments, number, given_.calls[index].id, call.name});
+        return;
+    }
+    ChatCall &given = given_.calls[index];
+    if (call.arguments.size() <= given.arguments.size()) return;
+    pending_.push_back({"tool_call", call.arguments.substr(given.arguments.size()), number, given.id, ""});
+    given.arguments = call.arguments;
+}
+
+std::vector<ChatDelta> ChatParser::deltas() {
+    std::vector<ChatDelta> out;
+    out.swap(pending_);
+    return out;
+}
+
+std::string ChatParser::content() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return given_.content.substr(base_.content.size());
+}
+
+std::string ChatParser::reasoning() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return given_.reasoning.substr(base_.reasoning.size());
+}
+
+std::vector<ChatCall> ChatParser::tool_calls() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return {given_.calls.begin() + static_cast<std::ptrdiff_t>(base_.calls.size()), given_.calls.end()};
+}
+
+bool ChatParser::rejected() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return rejected_;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,20 @@
+// The form of a reply as llama.cpp's parser knows it. Included by chat.cpp and chat_parser.cpp alone.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "chat.h"
+#include "peg-parser.h"
+
+namespace kvasir {
+
+struct ReplyForm {
+    common_chat_format format = COMMON_CHAT_FORMAT_CONTENT_ONLY;
+    std::string generation_prompt;
+    std::vector<std::string> thinking_ends;  // without those that begin a call
+    bool continued = false;                  // the prompt ends in a message of the assistant
+    common_peg_arena arena;  // empty: all is content. Loaded once and shared by every reply to the prompt
+};
+
+}  // namespace kvasir
