@@ -1,15 +1,17 @@
 """A `Sampling` becomes the core's sampler chain.
 
-Owns the mapping of names, what temperature 0 means, the seed that is drawn where none is given, and JSON schemas
-(a dict or a Pydantic model) as grammars. Called on the user's thread: building a grammar takes milliseconds that
-the engine's thread does not have.
+Owns the mapping of names, what temperature 0 means, the seed that is drawn where none is given, JSON schemas (a dict or
+a Pydantic model) as grammars, and what a chat adds (`Guide`). Called on the user's thread: building a grammar takes
+milliseconds that the engine's thread does not have.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -36,9 +38,38 @@ class Built(NamedTuple):
     seed: int
 
 
-def build_sampler(core: ModuleType, vocab: native.Vocab, sampling: Sampling, *, n_ctx: int) -> Built:
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What a chat adds to sampling: a grammar for calls or answers, and how many tokens the model may think.
+
+    `prompt` brings its own grammar and its marks of thinking. `grammar`, if given, takes the place of the prompt's own:
+    it holds from the start, or from the text `wakes_on` on.
+    """
+
+    prompt: native.ChatPrompt
+    grammar: str | None = None
+    wakes_on: str = ""
+    thinking_budget: int | None = None
+
+    def apply(self, params: native.SamplerParams, vocab: native.Vocab) -> None:
+        """Set the core's plain values."""
+        self.prompt.constrain(params, vocab)
+        params.reasoning_budget = -1 if self.thinking_budget is None else self.thinking_budget
+        if self.grammar is None:
+            return
+        waking = vocab.tokenize(self.wakes_on, add_special=False, parse_special=True) if self.wakes_on else []
+        params.grammar, params.grammar_lazy, params.grammar_prefill = self.grammar, bool(self.wakes_on), []
+        params.grammar_trigger_tokens = waking if len(waking) == 1 else []
+        params.grammar_trigger_patterns = [_escaped(self.wakes_on)] if len(waking) > 1 else []
+
+
+def build_sampler(
+    core: ModuleType, vocab: native.Vocab, sampling: Sampling, *, n_ctx: int, guide: Guide | None = None
+) -> Built:
     """Make the chain for one request. `n_ctx` is what a penalty over "the whole context" (-1) looks back on."""
     params = sampler_params(core, sampling, n_ctx=n_ctx)
+    if guide is not None:
+        guide.apply(params, vocab)
     for token, _ in params.logit_bias:
         if token >= vocab.n_tokens:
             raise BadOption(f"logit_bias names token {token}; this vocabulary has ids 0 to {vocab.n_tokens - 1}.")
@@ -58,6 +89,11 @@ def sampler_params(core: ModuleType, sampling: Sampling, *, n_ctx: int) -> nativ
     params.logit_bias = list((sampling.logit_bias or {}).items())
     params.grammar = grammar_of(core, sampling) or ""
     return params
+
+
+def _escaped(text: str) -> str:
+    """The text as a pattern in ECMAScript's syntax, where an escaped letter that needs none is an error."""
+    return re.sub(r"[.^$|()*+?\[\]{}\\]", r"\\\g<0>", text)
 
 
 def _order(sampling: Sampling) -> list[str]:

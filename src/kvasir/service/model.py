@@ -20,19 +20,23 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 import numpy as np
 
 from kvasir import native
+from kvasir.chat.events import ChatReply
+from kvasir.chat.prompt import Template
 from kvasir.config import LOAD_OPTIONS, LoadSettings, load_settings, sampling_defaults, store_settings
 from kvasir.engine import Binding, Engine, EngineStats, Request
 from kvasir.engine.embedder import Embedder, Normalize, Vectors
 from kvasir.errors import BadOption, Closed, Unsupported
 from kvasir.model.recall import Recall
-from kvasir.model.sampler import build_sampler, feed, random_seed, unsteady
+from kvasir.model.sampler import Guide, build_sampler, feed, random_seed, unsteady
 from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
+from kvasir.service import rounds
 from kvasir.service.cache_view import ModelCache, OpenCache
 from kvasir.service.caching import bind, cache_settings
+from kvasir.service.chat import ChatOptions, ChatStream, Messages, Prepared, prepare, start
 from kvasir.service.completion import Reply
-from kvasir.service.options import GenerateOptions, SamplingOptions
+from kvasir.service.options import ChatKeywords, GenerateOptions, SamplingOptions
 from kvasir.service.settings import engine_settings
 from kvasir.service.stream import Mailbox, Stream
 from kvasir.types import SAMPLING_OPTIONS, SEED_MAX, Completion, Sampling
@@ -87,6 +91,7 @@ class Model:
         self._defaults = sampling_defaults()
         self._info = weights.info()
         self._recall = Recall(weights.tokenizer)
+        self._templates: dict[str, Template] = {}  # by their source; "" is the model's own
         self._stop_tokens = frozenset(weights.native.vocab.eog_tokens)
         # Also at the interpreter's end, so that a script that closes nothing still ends cleanly.
         owned = weights if first is None else None
@@ -221,11 +226,7 @@ class Model:
             chosen,
             n_resumed=_resumed(resumed_tokens, len(tokens)),
             remember=self._remembering(prompt, tokens, scope) if cache else None,
-            priority=_whole("priority", priority),
-            deadline_s=_seconds("deadline", deadline),
-            cache=cache,
-            scope=scope,
-            parent_key=_key(parent_key),
+            **self._queued(priority=priority, deadline=deadline, cache=cache, scope=scope, parent_key=parent_key),
         )
         return self._submit(request, reply)
 
@@ -236,11 +237,15 @@ class Model:
         *,
         n_resumed: int = 0,
         remember: Callable[[str, list[int]], None] | None = None,
+        guide: Guide | None = None,
+        stops: tuple[str, ...] = (),
+        shown: frozenset[int] = frozenset(),
         **options: Any,
     ) -> tuple[Request, Reply]:
         """Return what the engine is sent and what takes its answer; `options` are fields of `Request`."""
         engine = self._running_engine()
-        sampler, seed = build_sampler(self._core, self._weights.native.vocab, sampling, n_ctx=engine.limit)
+        vocab = self._weights.native.vocab
+        sampler, seed = build_sampler(self._core, vocab, sampling, n_ctx=engine.limit, guide=guide)
         feed(sampler, tokens, n_resumed=n_resumed)
         request = Request(
             tokens=tuple(tokens),
@@ -251,7 +256,25 @@ class Model:
             **options,
         )
         fresh = unsteady(sampler) if n_resumed else ()
-        return request, Reply(self._weights.tokenizer, sampling, seed=seed, remember=remember, fresh_samplers=fresh)
+        return request, Reply(
+            self._weights.tokenizer,
+            sampling,
+            seed=seed,
+            remember=remember,
+            fresh_samplers=fresh,
+            stops=stops,
+            shown=shown,
+        )
+
+    @staticmethod
+    def _queued(*, priority: object, deadline: object, parent_key: object, **options: Any) -> dict[str, Any]:
+        """Check how a request is queued; return fields of `Request`."""
+        return {
+            "priority": _whole("priority", priority),
+            "deadline_s": _seconds("deadline", deadline),
+            "parent_key": _key(parent_key),
+            **options,
+        }
 
     def read(self, prompt: Prompt, *, priority: int = 0, scope: str | None = None) -> Stream:
         """Read a prompt into memory without writing anything: what continues it soon costs only its own tokens.
@@ -335,6 +358,76 @@ class Model:
         for i in range(n):
             each: GenerateOptions = {**options, "seed": (first + i) % (SEED_MAX + 1)}
             yield self.stream(prompt, **each)
+
+    def chat_stream(
+        self,
+        messages: Messages,
+        *,
+        sampling: Sampling | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache: bool = True,
+        scope: str | None = None,
+        parent_key: str | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> ChatStream:
+        """Start a reply to messages and return at once; the `ChatStream` gives out events as they come.
+
+        Messages are dicts in OpenAI's shape, or one text of the user. Options are those of `ChatOptions`
+        (`tools`, `enable_thinking`, `regex`, ...) and those of `stream`.
+        """
+        self._check_open()
+        chosen, rest = ChatOptions.split(options)
+        prepared = prepare(self, messages, chosen, scope=scope)
+        return start(
+            self,
+            prepared,
+            chosen,
+            self._sampling(sampling, rest),
+            priority=priority,
+            deadline=deadline,
+            cache=cache,
+            scope=scope,
+            parent_key=parent_key,
+        )
+
+    def chat(self, messages: Messages, **options: Any) -> ChatReply:
+        """Reply to messages and return the whole reply. Takes the options of `chat_stream`.
+
+        >>> model.chat("Name a river.").content
+        """
+        return self.chat_stream(messages, **options).result()
+
+    async def achat(self, messages: Messages, **options: Any) -> ChatReply:
+        """`chat` in asyncio; a cancelled task cancels the work."""
+        return await self.chat_stream(messages, **options)
+
+    def run_tools(self, messages: Messages, tools: Sequence[Any], *, max_rounds: int = 8, **options: Any) -> ChatReply:
+        """Reply with the help of Python functions: call what the model asks for, tell it the results, and go on.
+
+        Returns the reply that asks for nothing more, with the whole exchange as `messages`. What a tool raises is told
+        to the model. After `max_rounds` rounds of calls the last reply is returned as it is, with `finish_reason`
+        "tool_calls"; so is one that calls a tool that is only described. `tool_choice` counts for the first round.
+        """
+        return rounds.run(self, messages, tools, max_rounds=max_rounds, options=options)
+
+    async def arun_tools(
+        self, messages: Messages, tools: Sequence[Any], *, max_rounds: int = 8, **options: Any
+    ) -> ChatReply:
+        """`run_tools` in asyncio: async functions are awaited, others run in threads, those of one round together."""
+        return await rounds.arun(self, messages, tools, max_rounds=max_rounds, options=options)
+
+    def render(self, messages: Messages, *, tools: Sequence[Any] | None = None, **options: Any) -> str:
+        """Return the text that `chat` would continue. Options are those of `ChatOptions`."""
+        return self._prepared(messages, tools, options).text
+
+    def count_tokens(self, messages: Messages, *, tools: Sequence[Any] | None = None, **options: Any) -> int:
+        """Return how many tokens a prompt of these messages has. Options are those of `ChatOptions`."""
+        return len(self._prepared(messages, tools, options).tokens)
+
+    def _prepared(self, messages: Messages, tools: Sequence[Any] | None, options: dict[str, Any]) -> Prepared:
+        self._check_open()
+        return prepare(self, messages, ChatOptions.of(tools=tools, **options))
 
     def embed(self, texts: str | Sequence[str], *, normalize: Normalize = "l2") -> Vectors:
         """Return float32 vectors: `(n,)` for one text, `(len(texts), n)` for a list.

@@ -7,6 +7,7 @@ equal. With it a misspelled option is found while it is typed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 from kvasir.types import Sampling
@@ -61,3 +62,19 @@ class GenerateOptions(SamplingOptions, total=False):
     scope: str | None
     parent_key: str | None
     resumed_tokens: int
+
+
+class ChatKeywords(SamplingOptions, total=False):
+    """What `Model.chat` takes besides; see `kvasir.service.chat.ChatOptions` for what they mean."""
+
+    tools: Sequence[Any] | None
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    enable_thinking: bool | None
+    thinking_budget: int | None
+    template: str | Path | None
+    template_kwargs: Mapping[str, Any] | None
+    continue_final: bool
+    response_format: Mapping[str, Any] | None
+    regex: str | None
+    choices: Sequence[str] | None
