@@ -99,7 +99,7 @@ void bind_chat(nb::module_ &m) {
         .def("finish", &ChatParser::finish, Unlocked(), "The rest, at the end of the reply.")
         .def_prop_ro("content", &ChatParser::content, Unlocked())
         .def_prop_ro("reasoning", &ChatParser::reasoning, Unlocked())
-        .def_prop_ro("tool_calls", &tool_calls, "The calls so far: id, name, arguments as JSON text.")
+        .def_prop_ro("tool_calls", &tool_calls, Unlocked(), "The calls so far: id, name, arguments as JSON text.")
         .def_prop_ro("rejected", &ChatParser::rejected, Unlocked(),
                      "Whether the reply left the expected form: from there on all text is content.");
 }

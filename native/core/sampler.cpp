@@ -6,6 +6,7 @@
 #include <limits>
 #include <regex>
 
+#include "budget.hpp"
 #include "draw.hpp"
 #include "error.hpp"
 #include "nesting.hpp"
@@ -178,7 +179,10 @@ void Sampler::build() {
     if (n_edits_ < chain_.size() && chain_[n_edits_].name == "penalties") ++n_edits_;
     if (!params_.grammar.empty()) {
         build_grammar();
+        prefill_grammar();
     }
+    if (params_.reasoning_budget < -1) bad("reasoning_budget is a number of tokens, or -1 for no limit.");
+    if (ReasoningBudget::wanted(params_)) budget_ = std::make_unique<ReasoningBudget>(vocab_, params_);
 }
 
 // A NaN on its way into a sort reads outside its array, and a window is allocated whole.
@@ -343,13 +347,27 @@ void Sampler::build_grammar() {
     grammar_.reset(grammar);
 }
 
+// A template's grammar begins with what the prompt has written already, such as an opened block of thinking.
+void Sampler::prefill_grammar() {
+    if (params_.grammar_lazy) return;
+    for (const llama_token token : params_.grammar_prefill) {
+        vocab_.check(token);
+        if (!grammar_allows(token)) {
+            throw Error(Kind::BadGrammar, "the grammar does not admit the prefill's token " + std::to_string(token) +
+                                              "; give it what the grammar's text begins with.");
+        }
+        accept_by_grammar(grammar_.get(), token);
+    }
+}
+
 llama_token Sampler::sample(const float *logits) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (any_nan(logits, vocab_.n_tokens())) bad("the model produced no finite logits for this row.");
     llama_token token = LLAMA_TOKEN_NULL;
     with_abort_trap(Kind::BadOption, "sampling", [&] {
-        token = pick(logits, false);
-        if (grammar_ && !grammar_allows(token)) {
+        const llama_token forced = budget_ ? budget_->forced() : LLAMA_TOKEN_NULL;
+        token = forced != LLAMA_TOKEN_NULL ? forced : pick(logits, false);
+        if (grammar_applies() && !grammar_allows(token)) {
             attempt_ = 1;
             token = pick(logits, true);
         }
@@ -474,6 +492,9 @@ llama_token Sampler::select(llama_token_data_array &array) const {
     return best->id;  // rounding ate the rest of the last interval
 }
 
+// What a model thinks is no call: a lazy grammar neither wakes up nor looks on.
+bool Sampler::grammar_applies() const { return grammar_ && !(budget_ && params_.grammar_lazy && budget_->thinking()); }
+
 bool Sampler::grammar_allows(llama_token token) const {
     llama_token_data one = {token, 1.0f, 0.0f};
     llama_token_data_array array = {&one, 1, -1, false};
@@ -485,7 +506,7 @@ void Sampler::accept(llama_token token, bool generated) {
     vocab_.check(token);
     std::lock_guard<std::mutex> lock(mutex_);
     // The grammar aborts the process on an end token it does not expect, so it is asked first.
-    if (generated && grammar_ && !grammar_allows(token)) {
+    if (generated && grammar_applies() && !grammar_allows(token)) {
         throw Error(Kind::BadGrammar, "the grammar does not admit token " + std::to_string(token) + " here.");
     }
     with_abort_trap(Kind::BadGrammar, "accepting a token", [&] { accept_locked(token, generated); });
@@ -498,7 +519,15 @@ void Sampler::accept_locked(llama_token token, bool generated) {
     recent_.push_back(token);
     if (recent_.size() > static_cast<size_t>(params_.penalty_last_n)) recent_.pop_front();
     if (!generated) return;
-    if (grammar_) accept_by_grammar(grammar_.get(), token);
+    const bool applies = grammar_applies();
+    if (applies) accept_by_grammar(grammar_.get(), token);
+    if (budget_) {
+        budget_->accept(token);
+        // The marker that ends the thinking may be the one that begins a call.
+        for (const llama_token end : grammar_ && !applies ? budget_->ended_by() : std::vector<llama_token>()) {
+            accept_by_grammar(grammar_.get(), end);
+        }
+    }
     ++index_;
     attempt_ = 0;
 }
@@ -523,7 +552,11 @@ void Sampler::reset() {
     for (const Link &link : chain_) {
         if (link.sampler) llama_sampler_reset(link.sampler.get());
     }
-    if (grammar_) llama_sampler_reset(grammar_.get());
+    if (grammar_) {
+        llama_sampler_reset(grammar_.get());
+        prefill_grammar();
+    }
+    if (budget_) budget_->reset();
     recent_.clear();
     index_ = attempt_ = 0;
 }
@@ -532,6 +565,7 @@ std::unique_ptr<Sampler> Sampler::clone() const {
     std::lock_guard<std::mutex> lock(mutex_);
     SamplerParams bare = params_;
     bare.grammar.clear();  // cloned below: building it again would walk the vocabulary
+    bare.reasoning_start.clear();
     auto copy = std::make_unique<Sampler>(vocab_, bare);
     copy->params_ = params_;
     for (size_t i = 0; i < chain_.size(); ++i) {
@@ -541,6 +575,7 @@ std::unique_ptr<Sampler> Sampler::clone() const {
         }
     }
     if (grammar_) copy->grammar_.reset(llama_sampler_clone(grammar_.get()));
+    if (budget_) copy->budget_ = std::make_unique<ReasoningBudget>(*budget_);
     copy->recent_ = recent_;
     copy->index_ = index_;
     copy->attempt_ = attempt_;
@@ -549,6 +584,7 @@ std::unique_ptr<Sampler> Sampler::clone() const {
 
 std::vector<std::string> Sampler::names() const {
     std::vector<std::string> out;
+    if (budget_) out.emplace_back("reasoning_budget");
     if (grammar_) out.emplace_back("grammar");
     for (const Link &link : chain_) {
         out.push_back(link.name);

@@ -57,6 +57,7 @@ struct SamplerDeleter {
 using SamplerPtr = std::unique_ptr<llama_sampler, SamplerDeleter>;
 
 struct Candidates;
+class ReasoningBudget;
 
 class Sampler {
   public:
@@ -96,7 +97,9 @@ class Sampler {
     void apply_chain(Candidates &candidates, size_t first_link) const;
     void apply_xtc(llama_token_data_array &array) const;
     llama_token select(llama_token_data_array &array) const;
+    bool grammar_applies() const;
     bool grammar_allows(llama_token token) const;
+    void prefill_grammar();
     void accept_locked(llama_token token, bool generated);
 
     Vocab vocab_;
@@ -106,6 +109,7 @@ class Sampler {
     std::vector<llama_logit_bias> biases_;
     std::deque<llama_token> recent_;  // what the penalties look back on
     SamplerPtr grammar_;
+    std::unique_ptr<ReasoningBudget> budget_;  // null where thinking is not limited
     bool greedy_ = false;
     bool selects_itself_ = false;  // mirostat and adaptive_p pick the token, the others leave it to us
     uint32_t index_ = 0;
