@@ -2,7 +2,8 @@
 
 Owns the choice of a token from logits. A draw depends on (seed, index) alone,
 as in the real core. Of the samplers it applies penalties, top_k, top_p, min_p and temperature; the other
-names are checked and ignored. Of grammars it knows alternatives of literals; anything else is `BadGrammar`.
+names are checked and ignored. Of grammars it knows alternatives of literals; anything else is `BadGrammar`. They begin
+with the reply, so `grammar_prefill` changes nothing here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.errors import BadGrammar, BadOption, BadSchema, suggest
+from kvasir.native.fake_budget import ReasoningBudget
 from kvasir.native.fake_memory import mix
 from kvasir.native.fake_vocab import Vocab
 
@@ -92,7 +94,8 @@ class Sampler:
     @property
     def names(self) -> list[str]:
         """The chain as built."""
-        return [*self._params.order, "grammar"] if self._literals else list(self._params.order)
+        extra = (("reasoning_budget", self._budget is not None), ("grammar", bool(self._literals)))
+        return [*self._params.order, *(name for name, there in extra if there)]
 
     @property
     def seed(self) -> int:
@@ -114,11 +117,13 @@ class Sampler:
         """Forget everything accepted and start at draw 0."""
         self._index, self._text = 0, b""
         self._history: list[int] = []
+        self._awake = not self._params.grammar_lazy
+        self._budget = _budget(self._params)
 
     def clone(self) -> Sampler:
         """Return an independent sampler in the same state."""
         twin = copy(self)
-        twin._history = list(self._history)
+        twin._history, twin._budget = list(self._history), deepcopy(self._budget)
         return twin
 
     def accept(self, token: int, generated: bool = True) -> None:
@@ -127,11 +132,24 @@ class Sampler:
         self._history.append(token)
         if not generated:
             return
+        if self._literals and not (self._params.grammar_lazy and self._budget and self._budget.thinking):
+            self._accept_by_grammar(token)
+        if self._budget is not None:
+            self._budget.accept(token)
         self._index += 1
-        if self._literals:
-            if not self._allowed(token):
-                raise BadGrammar(f"the grammar does not allow token {token} here")
-            self._text += self._vocab.token_to_bytes(token)
+
+    def _accept_by_grammar(self, token: int) -> None:
+        if self._awake and not self._allowed(token):
+            raise BadGrammar(f"the grammar does not allow token {token} here")
+        self._text += self._vocab.token_to_bytes(token)
+        if self._awake:
+            return
+        text = self._text.decode("latin-1")
+        found = [found for pattern in self._params.grammar_trigger_patterns if (found := re.search(pattern, text))]
+        if token in self._params.grammar_trigger_tokens:
+            self._awake, self._text = True, self._vocab.token_to_bytes(token, special=True)
+        elif found:
+            self._awake, self._text = True, self._text[found[0].start(found[0].lastindex or 0) :]
 
     def accept_prompt(self, tokens: list[int]) -> None:
         """Note all tokens of a prompt; draws then start at index 0."""
@@ -147,12 +165,14 @@ class Sampler:
 
     def choose(self, logits: Logits) -> int:
         """Return the token for these logits without accepting it."""
+        if self._budget is not None and self._budget.forced is not None:
+            return self._budget.forced
         scores = logits.astype(np.float64)
         for token, bias in self._params.logit_bias:
             scores[token] += bias
         if self._params.ignore_eos:
             scores[self._vocab.eog_tokens] = -math.inf
-        if self._literals:
+        if self._literals and self._awake:
             scores[[token for token in range(len(scores)) if not self._allowed(token)]] = -math.inf
             if not np.isfinite(scores).any():
                 raise GrammarDead("the grammar admits no token here")
@@ -191,6 +211,15 @@ class Sampler:
         u = mix(p.seed, self._index) / 2**64
         at = int(np.searchsorted(np.cumsum(softmax(scores[order])), u, side="right"))
         return int(order[min(at, len(order) - 1)])
+
+
+def _budget(p: SamplerParams) -> ReasoningBudget | None:
+    wanted = p.reasoning_budget >= 0 or (p.grammar_lazy and p.grammar)
+    if not p.reasoning_start or not p.reasoning_ends or not wanted:
+        return None
+    return ReasoningBudget(
+        p.reasoning_start, p.reasoning_ends, p.reasoning_forced, p.reasoning_budget, p.reasoning_prefill
+    )
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -259,5 +288,8 @@ def _check_params(vocab: Vocab, p: SamplerParams) -> None:
         raise BadOption(f"mirostat must be 0, 1 or 2, got {p.mirostat}")
     if p.repeat_penalty <= 0:
         raise BadOption(f"repeat_penalty must be above 0, got {p.repeat_penalty}")
-    for token, _ in p.logit_bias:
+    if p.reasoning_budget < -1:
+        raise BadOption(f"reasoning_budget is a number of tokens, or -1 for no limit, got {p.reasoning_budget}")
+    marked = [p.reasoning_start, *p.reasoning_ends, p.reasoning_forced, p.reasoning_prefill]
+    for token in [*(token for token, _ in p.logit_bias), *(token for tokens in marked for token in tokens)]:
         vocab.check(token)
