@@ -20,6 +20,7 @@ from kvasir.types import Completion, FinishReason, Sampling, Timings, TokenLogpr
 if TYPE_CHECKING:
     from kvasir.model.weights import ModelInfo
     from kvasir.service import Model, Stream, load
+    from kvasir.service.runtime import Runtime
     from kvasir.service.sessions import Service
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "KvasirError",
     "Model",
     "ModelInfo",
+    "Runtime",
     "Sampling",
     "Service",
     "Stream",
@@ -42,6 +44,7 @@ __all__ = [
 _LAZY = {
     "Model": "kvasir.service",
     "ModelInfo": "kvasir.model.weights",
+    "Runtime": "kvasir.service.runtime",
     "Service": "kvasir.service.sessions",
     "Stream": "kvasir.service",
     "load": "kvasir.service",

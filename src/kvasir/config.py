@@ -57,6 +57,9 @@ Finite = Annotated[float, Meta(ge=-1e30, le=1e30, description="a finite number")
 NotNegative = Annotated[float, Meta(ge=0, le=1e30, description="a finite number, 0 or more (0: the model's own)")]
 Shares = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e30)], ...], Meta(description="a list of numbers, 0 or more")]
 Names = Annotated[tuple[Text, ...], Meta(description="a list of names")]
+Tiers = Annotated[
+    tuple[Literal["ram", "tmpfs", "disk"], ...], Meta(min_length=1, description="a list of 'ram', 'tmpfs' and 'disk'")
+]
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
@@ -127,6 +130,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_tmpfs_dir: Path | None = None
     cache_tmpfs_bytes: Bytes = 1 << 30
     cache_disk_bytes: Bytes = 10 << 30
+    cache_tiers: Tiers = ("ram", "tmpfs", "disk")  # where this model's rows may lie
     cache_pressure: Literal["none", "psutil", "nvml"] = "none"
     fingerprint_mode: Literal["safe", "chunked", "fast_unsafe"] = "safe"
     block_tokens: Count = 256

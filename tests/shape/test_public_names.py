@@ -14,6 +14,7 @@ PUBLIC = [
     "KvasirError",
     "Model",
     "ModelInfo",
+    "Runtime",
     "Sampling",
     "Service",
     "Stream",

@@ -265,6 +265,7 @@ def test_every_load_option_can_stand_in_the_file() -> None:
         "yarn_orig_ctx": "4096", "slots": "8", "layout": '"split"', "strategy": '"balanced"', "chunk_tokens": "256",
         "prefill_budget": "64", "max_queue": "8", "cache": "false", "cache_dir": '"kv"', "cache_ram_bytes": "1000",
         "cache_tmpfs_dir": '"shm"', "cache_tmpfs_bytes": "0", "cache_disk_bytes": "5000", "cache_pressure": '"psutil"',
+        "cache_tiers": '["ram"]',
         "fingerprint_mode": '"chunked"', "block_tokens": "128", "min_tokens": "1", "cold_min_tokens": "2",
         "cold_max_tokens": "3", "continued_interval": "4", "boundary_trim_tokens": "5", "boundary_align_tokens": "6",
         "session_resume_wait_ms": "7",

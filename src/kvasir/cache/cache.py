@@ -133,6 +133,10 @@ class Cache:
         self._take(Sealed(name, space, pack(tokens[start:end]), parts, Reason(reason), int(self._store.clock())))
         return name.key
 
+    def limit(self, space: Space, tiers: Sequence[str]) -> None:
+        """Say in which tiers the rows of a space may lie from now on; those that lie elsewhere stay and are found."""
+        self._store.limit(space.root, tiers)
+
     def has(self, key: Key) -> bool:
         """Whether a row with this key is known here, in any tier."""
         return self._store.index.has(key)
@@ -242,12 +246,15 @@ class Cache:
         row: Row | None = self._store.index.get(key)
         if self._store.tickets.is_pending(key):
             return True
-        return row is not None and (self._store.home is None or any(tier in self._store.tiers for tier in row.tiers))
+        if row is None:
+            return False
+        home = self._store.home_of(row.name.space)
+        return home is None or any(tier in self._store.tiers for tier in row.tiers)
 
     def _take(self, row: Sealed) -> None:
         facts = Facts({part: len(content) for part, content in row.parts.items()}, row.tokens, row.reason)
         is_kept = self._store.keep(row.name, row.parts, facts)
-        home = self._store.home
+        home = self._store.home_of(row.name.space)
         if home is not None:
             self._store.save(row, home)
         elif not is_kept:

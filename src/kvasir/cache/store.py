@@ -54,6 +54,7 @@ class Store:
         self.ram = RamTier(ram_bytes)
         self.tiers = {tier.name: tier for tier in tiers}
         self.spaces: dict[Key, Space] = {}
+        self._limits: dict[Key, frozenset[str]] = {}  # tiers by space, where those are not all
         self.clock = clock
         self._ttl_s = ttl_s
         self._writers = writers
@@ -62,13 +63,25 @@ class Store:
         # Index and RAM change together: a row is never known here without its bytes.
         self._ram_moves = threading.RLock()
 
-    @property
-    def home(self) -> FileTier | None:
-        """Where a save goes: the tier that survives most."""
-        return self.tiers.get(DISK) or self.tiers.get(TMPFS)
+    def limit(self, space: Key, tiers: Sequence[str]) -> None:
+        """Let rows of a space lie in these tiers only."""
+        self._limits[space] = frozenset(tiers)
+
+    def home_of(self, space: Key) -> FileTier | None:
+        """Where a save of a space goes: the tier that survives most."""
+        return self._tier(DISK, space) or self._tier(TMPFS, space)
+
+    def _may_use(self, space: Key, tier: str) -> bool:
+        allowed = self._limits.get(space)
+        return allowed is None or tier in allowed
+
+    def _tier(self, tier: str, space: Key) -> FileTier | None:
+        return self.tiers.get(tier) if self._may_use(space, tier) else None
 
     def keep(self, name: RowName, parts: Mapping[str, bytes], facts: Facts | None) -> bool:
         """Hold a row in RAM, making room if that can be done; False if not."""
+        if not self._may_use(name.space, RAM):
+            return False
         n_bytes = sum(map(len, parts.values()))
         with self._ram_moves:
             need = room_needed(used=self.ram.used, incoming=n_bytes, quota=self.ram.quota)
@@ -129,7 +142,7 @@ class Store:
             held = self.ram.get(row.key, lambda _: True)
             if row.tiers == (RAM,) and held is not None and not self.tickets.is_pending(row.key):
                 facts = Facts(row.parts or {}, row.tokens or b"", row.reason or "")
-                self._demote(row.name, facts, held, self.home)
+                self._demote(row.name, facts, held, self.home_of(row.name.space))
 
     def _evict(self, tier: str, n_bytes: int, older_than: float | None, move: Callable[[Victim], bool]) -> int:
         freed = 0
@@ -227,11 +240,11 @@ class Store:
         held = self.ram.take(victim.name.key)
         if held is None or victim.facts is None:
             return held is not None
-        tmpfs = self.tiers.get(TMPFS)
+        tmpfs = self._tier(TMPFS, victim.name.space)
         if tmpfs is not None and TMPFS not in victim.tiers:
             self._demote(victim.name, victim.facts, held, tmpfs)
         elif not victim.tiers and not self.tickets.is_pending(victim.name.key):
-            self._demote(victim.name, victim.facts, held, self.tiers.get(DISK))
+            self._demote(victim.name, victim.facts, held, self._tier(DISK, victim.name.space))
         return True
 
     def _evict_file(self, tier: FileTier, victim: Victim) -> bool:
@@ -240,7 +253,7 @@ class Store:
         if found is not None and found.last_used > victim.last_used + 1.0:
             self.index.add(victim.name, tier.name, found.n_bytes, last_used=found.last_used, facts=victim.facts)
             return False
-        if tier.name == TMPFS and DISK in self.tiers and DISK not in victim.tiers:
+        if tier.name == TMPFS and self._tier(DISK, victim.name.space) is not None and DISK not in victim.tiers:
             self._demote_file(victim, tier)
         return tier.remove(victim.name)
 

@@ -49,12 +49,14 @@ def bind(cache: Cache, weights: Weights, settings: LoadSettings, store: StoreSet
     name = partial(fingerprint, model, adapters=adapters, build=core.build_info()["llama_cpp"])
 
     def space(scope: str | None, n_ctx_seq: int) -> Space:
-        return Space(
+        made = Space(
             fingerprint=name(scope=scope),
             type_k=KV_TYPE_BYTES[settings.type_k],
             type_v=KV_TYPE_BYTES[settings.type_v],
             context_hash=context_hash(_context_facts(settings, weights, n_ctx_seq)),
         )
+        cache.limit(made, settings.cache_tiers)
+        return made
 
     return Binding(cache, _rules(settings), space)
 

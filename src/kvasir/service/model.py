@@ -86,7 +86,7 @@ class Model:
         self._binding = binding
         self._weights = weights
         self._engine = engine
-        self._first = first  # whose weights these are: it must not be collected before
+        self._holds: object = first  # whoever owns what this uses: it must not be collected before
         self._embedder = Embedder(core, weights.native, engine_settings(settings, weights.adapters))
         self._defaults = sampling_defaults()
         self._info = weights.info()
