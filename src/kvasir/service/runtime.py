@@ -56,7 +56,7 @@ class Runtime:
         self._opened = OpenCache.open(cache_settings(load_settings(options), store_settings()))
         self._lock = threading.Lock()
         self._models: dict[str, Model] = {}
-        self._ends: dict[str, weakref.finalize[Any, Model]] = {}
+        self._ends: list[weakref.finalize[Any, Model]] = []  # of every model that is not closed, replaced ones too
         self._finalizer = weakref.finalize(self, _shut, self._ends, self._opened)
 
     def load(
@@ -101,10 +101,10 @@ class Runtime:
                 model.close()
             self._check_open()
             old = self._models.get(name)
-            self._models[name], self._ends[name] = model, model._finalizer
+            self._models[name] = model
+            self._ends.append(model._finalizer)
         if old is not None:
-            _drain(old, drain_s)
-            old.close()
+            self._end(old, drain_s)
         return model
 
     async def aload(self, ref: str | os.PathLike[str] | None = None, **options: Any) -> Model:
@@ -132,11 +132,7 @@ class Runtime:
             if self._models.get(id) is not model:
                 raise _not_loaded(id, self._models)
             del self._models[id]
-        _drain(model, drain_s)
-        model.close()
-        with self._lock:
-            if self._ends.get(id) is model._finalizer:
-                del self._ends[id]
+        self._end(model, drain_s)
 
     async def aunload(self, id: str, *, drain_s: float = 0.0) -> None:  # noqa: A002
         """`unload` in asyncio; the work runs in a thread."""
@@ -171,11 +167,15 @@ class Runtime:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
-        return (
-            "<closed kvasir.Runtime>"
-            if self.closed
-            else f"<kvasir.Runtime with {', '.join(self.models) or 'no models'}>"
-        )
+        if self.closed:
+            return "<closed kvasir.Runtime>"
+        return f"<kvasir.Runtime with {', '.join(self.models) or 'no models'}>"
+
+    def _end(self, model: Model, drain_s: float) -> None:
+        _drain(model, drain_s)
+        model.close()
+        with self._lock:
+            self._ends[:] = [end for end in self._ends if end.alive]
 
     def _check_open(self) -> None:
         if self.closed:
@@ -201,8 +201,8 @@ def _drain(model: Model, seconds: float) -> None:
         time.sleep(0.005)
 
 
-def _shut(ends: Mapping[str, weakref.finalize[Any, Model]], opened: OpenCache) -> None:
+def _shut(ends: list[weakref.finalize[Any, Model]], opened: OpenCache) -> None:
     """Close the models, which save into the cache what lives, then the cache."""
-    for end in list(ends.values()):
+    for end in list(ends):
         end()
     opened.close()
