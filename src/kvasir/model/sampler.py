@@ -13,11 +13,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvasir import native
 from kvasir.errors import BadOption, BadSchema
 from kvasir.types import Sampling
+
+if TYPE_CHECKING:
+    from kvasir.model.grammar.schema import Compiled
 
 # Options that mean the same, by the same name, in the core.
 _SAME_NAMES = (
@@ -87,7 +90,7 @@ def sampler_params(core: ModuleType, sampling: Sampling, *, n_ctx: int) -> nativ
     params.dry_penalty_last_n = n_ctx if sampling.dry_penalty_last_n == -1 else sampling.dry_penalty_last_n
     params.dry_sequence_breakers = list(sampling.dry_sequence_breakers)
     params.logit_bias = list((sampling.logit_bias or {}).items())
-    params.grammar = grammar_of(core, sampling) or ""
+    params.grammar = grammar_of(sampling) or ""
     return params
 
 
@@ -105,12 +108,19 @@ def _order(sampling: Sampling) -> list[str]:
     return [*kept, "temperature"]
 
 
-def grammar_of(core: ModuleType, sampling: Sampling) -> str | None:
+def grammar_of(sampling: Sampling) -> str | None:
     """The grammar the text must follow, from `grammar` or from `json_schema`; None where it is free."""
     if sampling.json_schema is None:
         return sampling.grammar
-    grammar: str = core.json_schema_to_grammar(schema_json(sampling.json_schema))
-    return grammar
+    return compiled_schema(sampling.json_schema).grammar
+
+
+def compiled_schema(schema: Any) -> Compiled:
+    """The grammar of a dict or of a Pydantic model class, with what it cannot enforce. Raises `BadSchema`."""
+    # Here, not above: it brings the jsonschema package, and most programs never ask for JSON.
+    from kvasir.model.grammar.schema import compile_schema
+
+    return compile_schema(schema_json(schema))
 
 
 def schema_json(schema: Any) -> str:
@@ -123,10 +133,15 @@ def schema_json(schema: Any) -> str:
 
 
 def parse_reply(schema: Any, text: str) -> Any:
-    """The object a complete reply describes: plain JSON for a dict schema, an instance for a Pydantic model."""
+    """The object a complete reply describes: plain JSON for a dict schema, an instance for a Pydantic model.
+
+    It fits the whole schema, also what the grammar does not enforce; a reply that does not is `BadSchema`.
+    """
+    if isinstance(schema, Mapping):
+        return compiled_schema(schema).check(text)
     try:
-        return json.loads(text) if isinstance(schema, Mapping) else schema.model_validate_json(text)
-    except ValueError as error:  # json's and Pydantic's errors both are
+        return schema.model_validate_json(text)
+    except ValueError as error:  # Pydantic's error is one
         raise BadSchema(f"the reply does not fit json_schema: {str(error).strip()}") from error
 
 

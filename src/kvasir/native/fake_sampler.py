@@ -2,13 +2,12 @@
 
 Owns the choice of a token from logits. A draw depends on (seed, index) alone,
 as in the real core. Of the samplers it applies penalties, top_k, top_p, min_p and temperature; the other
-names are checked and ignored. Of grammars it knows alternatives of literals; anything else is `BadGrammar`. They begin
-with the reply, so `grammar_prefill` changes nothing here.
+names are checked and ignored. Grammars are followed by `fake_grammar.py`; they begin with the reply,
+so `grammar_prefill` changes nothing here.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvasir.errors import BadGrammar, BadOption, BadSchema, suggest
 from kvasir.native.fake_budget import ReasoningBudget
+from kvasir.native.fake_grammar import Grammar
 from kvasir.native.fake_memory import mix
 from kvasir.native.fake_vocab import Vocab
 
@@ -88,13 +88,13 @@ class Sampler:
     def __init__(self, vocab: Vocab, params: SamplerParams) -> None:
         self._vocab, self._params = vocab, copy(params)
         _check_params(vocab, params)
-        self._literals = _literals(params.grammar, params.grammar_root)
+        self._grammar = Grammar(params.grammar, params.grammar_root) if params.grammar else None
         self.reset()
 
     @property
     def names(self) -> list[str]:
         """The chain as built."""
-        extra = (("reasoning_budget", self._budget is not None), ("grammar", bool(self._literals)))
+        extra = (("reasoning_budget", self._budget is not None), ("grammar", self._grammar is not None))
         return [*self._params.order, *(name for name, there in extra if there)]
 
     @property
@@ -115,7 +115,7 @@ class Sampler:
 
     def reset(self) -> None:
         """Forget everything accepted and start at draw 0."""
-        self._index, self._text = 0, b""
+        self._index, self._text, self._place = 0, b"", self._grammar
         self._history: list[int] = []
         self._awake = not self._params.grammar_lazy
         self._budget = _budget(self._params)
@@ -132,7 +132,7 @@ class Sampler:
         self._history.append(token)
         if not generated:
             return
-        if self._literals and not (self._params.grammar_lazy and self._budget and self._budget.thinking):
+        if self._grammar and not (self._params.grammar_lazy and self._budget and self._budget.thinking):
             self._accept_by_grammar(token)
         if self._budget is not None:
             self._budget.accept(token)
@@ -143,6 +143,7 @@ class Sampler:
             raise BadGrammar(f"the grammar does not allow token {token} here")
         self._text += self._vocab.token_to_bytes(token)
         if self._awake:
+            self._move(self._vocab.token_to_bytes(token))
             return
         text = self._text.decode("latin-1")
         found = [found for pattern in self._params.grammar_trigger_patterns if (found := re.search(pattern, text))]
@@ -150,6 +151,13 @@ class Sampler:
             self._awake, self._text = True, self._vocab.token_to_bytes(token, special=True)
         elif found:
             self._awake, self._text = True, self._text[found[0].start(found[0].lastindex or 0) :]
+        if self._awake:
+            self._move(self._text)
+
+    def _move(self, piece: bytes) -> None:
+        self._place = self._place.after(piece) if self._place is not None else None
+        if self._place is None:
+            raise BadGrammar(f"the grammar does not admit {piece!r} here")
 
     def accept_prompt(self, tokens: list[int]) -> None:
         """Note all tokens of a prompt; draws then start at index 0."""
@@ -172,7 +180,7 @@ class Sampler:
             scores[token] += bias
         if self._params.ignore_eos:
             scores[self._vocab.eog_tokens] = -math.inf
-        if self._literals and self._awake:
+        if self._grammar and self._awake:
             scores[[token for token in range(len(scores)) if not self._allowed(token)]] = -math.inf
             if not np.isfinite(scores).any():
                 raise GrammarDead("the grammar admits no token here")
@@ -183,10 +191,11 @@ class Sampler:
         return self._draw(scores)
 
     def _allowed(self, token: int) -> bool:
+        assert self._place is not None
         if self._vocab.is_eog(token):
-            return self._text in self._literals
-        longer = self._text + self._vocab.token_to_bytes(token)
-        return longer != self._text and any(literal.startswith(longer) for literal in self._literals)
+            return self._place.may_end
+        piece = self._vocab.token_to_bytes(token)
+        return bool(piece) and self._place.after(piece) is not None
 
     def _penalize(self, scores: NDArray[np.float64]) -> None:
         p = self._params
@@ -257,19 +266,6 @@ def _instance(schema: Any) -> Any:
     if kind == "object":
         return {name: _instance(part) for name, part in schema.get("properties", {}).items()}
     return kinds[kind]
-
-
-_STRING = r'"(?:[^"\\\n]|\\.)*"'
-
-
-def _literals(grammar: str, root: str) -> tuple[bytes, ...]:
-    if not grammar:
-        return ()
-    pattern = rf"\s*{re.escape(root)}\s*::=\s*({_STRING}(?:\s*\|\s*{_STRING})*)\s*"
-    match = re.fullmatch(pattern, grammar)
-    if match is None:
-        raise BadGrammar(f'the fake core knows grammars like {root} ::= "yes" | "no" only, got {grammar!r}')
-    return tuple(ast.literal_eval(text).encode() for text in re.findall(_STRING, match[1]))
 
 
 def _check_params(vocab: Vocab, p: SamplerParams) -> None:
