@@ -10,9 +10,10 @@ from kvasir import errors
 from tests.contract.core import Core
 
 NAMES = {
-    "KV_TYPES", "SAMPLER_NAMES", "Adapter", "Context", "Device", "GgufFacts", "Memory", "Model", "Row", "Sampler",
-    "SamplerParams", "Step", "TokenLogprobs", "Vocab", "build_info", "check_gguf", "devices",
-    "json_schema_to_grammar", "llama_version", "quantize", "supports", "take_logs",
+    "KV_TYPES", "SAMPLER_NAMES", "Adapter", "ChatDelta", "ChatParser", "ChatPrompt", "ChatTemplate", "Context",
+    "Device", "GgufFacts", "Memory", "Model", "Row", "Sampler", "SamplerParams", "Step", "TokenLogprobs", "Vocab",
+    "build_info", "check_gguf", "devices", "json_schema_to_grammar", "llama_version", "quantize", "supports",
+    "take_logs",
 }  # fmt: skip
 
 

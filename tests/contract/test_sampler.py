@@ -35,7 +35,9 @@ def test_the_defaults_are_llama_cpps(core: Core) -> None:
         "presence_penalty": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2,
         "dry_penalty_last_n": 64, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
         "adaptive_decay": 0.9, "ignore_eos": False, "grammar": "", "grammar_root": "root", "grammar_lazy": False,
-        "logit_bias": [], "grammar_trigger_patterns": [], "grammar_trigger_tokens": [],
+        "logit_bias": [], "grammar_trigger_patterns": [], "grammar_trigger_tokens": [], "grammar_prefill": [],
+        "reasoning_budget": -1, "reasoning_start": [], "reasoning_ends": [], "reasoning_forced": [],
+        "reasoning_prefill": [],
     }  # fmt: skip
     for name, value in expected.items():
         assert getattr(params, name) == pytest.approx(value), name
@@ -283,3 +285,92 @@ def test_log_probabilities_are_the_models_whatever_the_sampler_does(core: Core) 
     assert other.tokens[0] == 65
     assert other.logprobs[0].top == plain.logprobs[0].top
     assert other.logprobs[0].logprob < 0
+
+
+OPEN, CLOSE = [ord("("), ord("(")], [ord(")")]
+LAST_WORD = [ord("o"), ord("k"), ord(")")]
+
+
+def thinker(core: Core, **values: Any) -> Any:
+    """Return a sampler whose prompt has opened the thinking, and which never ends it by itself."""
+    markers = {"reasoning_start": OPEN, "reasoning_ends": [CLOSE], "reasoning_prefill": [1, 2, *OPEN]}
+    return core.sampler(**(markers | {"logit_bias": [(CLOSE[0], -math.inf)], "ignore_eos": True} | values))
+
+
+@pytest.mark.parametrize("options", [{}, WIDE, {"repeat_penalty": 1.5}, {"temperature": 0.9, "top_k": 5}])
+def test_when_the_budget_is_spent_the_thinking_is_ended(core: Core, options: dict[str, Any]) -> None:
+    sampler = thinker(core, reasoning_budget=5, reasoning_forced=LAST_WORD, **options)
+    made = core.generate(core.context(), 0, PROMPT, sampler, 16)
+    at = made.index(CLOSE[0]) - 2
+    assert made[at : at + 3] == LAST_WORD
+    assert 5 <= at <= 8  # a letter of several bytes is written to its end first
+    assert CLOSE[0] not in made[at + 3 :]
+
+
+def test_a_budget_of_nothing_ends_the_thinking_at_once(core: Core) -> None:
+    made = core.generate(core.context(), 0, PROMPT, thinker(core, reasoning_budget=0), 4)
+    assert made[0] == CLOSE[0]
+    assert CLOSE[0] not in made[1:]
+
+
+def test_without_a_budget_the_thinking_goes_on(core: Core) -> None:
+    sampler = thinker(core)
+    assert "reasoning_budget" not in sampler.names
+    assert CLOSE[0] not in core.generate(core.context(), 0, PROMPT, sampler, 16)
+
+
+def test_a_model_that_does_not_think_spends_no_budget(core: Core) -> None:
+    sampler = thinker(core, reasoning_budget=2, reasoning_prefill=[])
+    assert CLOSE[0] not in core.generate(core.context(), 0, PROMPT, sampler, 16)
+
+
+def test_thinking_that_ends_by_itself_spends_no_more(core: Core) -> None:
+    sampler = thinker(core, reasoning_budget=4, reasoning_forced=LAST_WORD)
+    for token in (100, 101, *CLOSE, 102, 103, 104, 105):
+        sampler.accept(token)
+    made = core.generate(core.context(), 0, PROMPT, sampler, 8)
+    assert CLOSE[0] not in made
+    for token in OPEN:  # a second block has a budget of its own
+        sampler.accept(token)
+    assert core.generate(core.context(), 0, PROMPT, sampler, 8)[4:7] == LAST_WORD
+
+
+def test_a_budget_survives_clone_reset_and_resumption(core: Core) -> None:
+    sampler = thinker(core, reasoning_budget=5, reasoning_forced=LAST_WORD)
+    expected = core.generate(core.context(), 0, PROMPT, sampler, 12)
+    sampler.reset()
+    assert core.generate(core.context(), 0, PROMPT, sampler, 12) == expected
+    for n in range(len(expected)):
+        resumed = thinker(core, reasoning_budget=5, reasoning_forced=LAST_WORD)
+        resumed.accept_prompt(PROMPT)
+        for token in expected[:n]:
+            resumed.accept(token)
+        twin = resumed.clone()
+        for one in (resumed, twin):
+            assert core.generate(core.context(), 0, PROMPT + expected[:n], one, 12 - n)[:3] == expected[n:][:3]
+
+
+def test_markers_are_tokens_of_the_vocabulary(core: Core) -> None:
+    for wrong in ({"reasoning_start": [10**9]}, {"reasoning_ends": [[-1]]}, {"reasoning_budget": -2}):
+        with pytest.raises(BadOption):
+            thinker(core, **({"reasoning_budget": 1} | wrong))
+
+
+def test_a_lazy_grammar_sleeps_until_its_trigger(core: Core) -> None:
+    lazy = {"grammar": 'root ::= "<a>7"', "grammar_lazy": True, "grammar_trigger_patterns": ["<a>"]}
+    sampler = core.sampler(**lazy)
+    for letter in "free <a>":
+        sampler.accept(ord(letter))
+    with pytest.raises(BadGrammar):
+        sampler.accept(ord("x"))
+    sampler.accept(ord("7"))
+
+
+def test_a_lazy_grammar_does_not_wake_in_a_thought(core: Core) -> None:
+    lazy = {"grammar": 'root ::= "<a>7"', "grammar_lazy": True, "grammar_trigger_patterns": ["<a>"]}
+    sampler = thinker(core, **lazy)
+    assert "reasoning_budget" in sampler.names
+    for letter in "so <a>x, or not) <a>":
+        sampler.accept(ord(letter))
+    with pytest.raises(BadGrammar):
+        sampler.accept(ord("x"))

@@ -253,7 +253,7 @@ def _call(body: str) -> tuple[str | None, str, bool]:
     name, at = str(json.loads(head[1])), head.end()
     try:
         arguments, end = json.JSONDecoder().raw_decode(body, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, body[at:], False
     return name, body[at:end], isinstance(arguments, dict) and body[end:].strip() == "}"
 
