@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 EVICT_MODES = ("oldest", "reprefill", "refuse")
 VERSION = 1
+# Tokens a template may put behind a reply; they must find room too.
+CLOSING = 16
 
 
 class Span(NamedTuple):
@@ -84,6 +86,7 @@ class Conversation:
         self._news: list[Event] = []  # what the next turn has to tell first
         self.evicted: list[dict[str, Any]] = []
         """Messages that were given up, oldest first."""
+        self._commit()
 
     # Talking
 
@@ -232,6 +235,8 @@ class Conversation:
 
     def _start(self, sampling: Sampling, callback: Callable[[str], object] | None) -> Turn:
         prepared = self._prepare(self._messages, generation=True)
+        n_left = max(self.limit - len(prepared.tokens) - CLOSING, 1)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, n_left))
         stream = chat.start(self._model, prepared, self._options, sampling, owner=self._id, scope=self._scope)
         news, self._news = self._news, []
         self._turn = Turn(self, stream, news=news, callback=callback)
@@ -263,10 +268,15 @@ class Conversation:
         if not self._messages:
             self._tokens, self._ends = [], []
             return
-        tokens = self._prepare(self._messages).tokens
+        try:
+            tokens = self._prepare(self._messages).tokens
+        except BadRequest:
+            if any(message["role"] == "user" for message in self._messages):
+                raise
+            tokens = []  # a template that wants a user's message; until then nothing can be read
         self._ends = self._measure(tokens)
         self._tokens = tokens
-        if tokens:
+        if tokens and len(tokens) <= self.limit:  # else the next turn makes room first
             self._reading = self._model._read(tokens, owner=self._id, scope=self._scope)
         if wait:
             self._settle()
@@ -292,7 +302,7 @@ class Conversation:
     def _fit(self, messages: list[Message], sampling: Sampling) -> None:
         """Give up old messages until these fit together with a reply. `messages` begins with what is in memory."""
         limit = self.limit
-        room = min(sampling.max_tokens, limit // 4)
+        room = min(sampling.max_tokens, limit // 4) + CLOSING
         n_new = len(messages) - len(self._messages)
         while True:
             n_tokens = len(self._prepare(messages, generation=True).tokens)

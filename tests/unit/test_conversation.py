@@ -1,0 +1,334 @@
+"""Conversations on the fake core: spans, reuse by counter, eviction in every mode, and every way to leave a reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.chat.events import Done, Evicted, Text
+from kvasir.errors import BadOption, BadRequest, ContextFull, NotFound
+from kvasir.service.conversation import Conversation
+from kvasir.service.model import Model
+from kvasir.types import FinishReason
+from tests.unit.test_service import open_fake
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+LAYOUTS = pytest.mark.parametrize("layout", ["unified", "split"])
+
+
+@pytest.fixture(params=["unified", "split"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    with open_fake(context_size=4096, slots=4, layout=request.param, cache=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def small() -> Iterator[Model]:
+    """512 tokens a conversation."""
+    with open_fake(context_size=1024, slots=2, layout="split", cache=False) as opened:
+        assert opened.limit == 512
+        yield opened
+
+
+def begin(model: Model, **options: Any) -> Conversation:
+    return model.conversation(system="Be brief.", **{**GREEDY, **options})
+
+
+def rows(model: Model) -> int:
+    return model.stats().rows_decoded
+
+
+def settled(chat: Conversation) -> Conversation:
+    """Whatever it says last is in memory; checked against the engine's books."""
+    spans = chat.spans
+    assert [span.start for span in spans] == [0, *[span.end for span in spans[:-1]]]
+    assert sum(span.end - span.start for span in spans) == chat.n_tokens
+    return chat
+
+
+def test_a_reply_is_text_and_a_message(model: Model) -> None:
+    chat = begin(model)
+    pieces = list(chat.say("hello"))
+    assert "".join(pieces) == chat.messages[-1]["content"]
+    assert [message["role"] for message in chat.messages] == ["system", "user", "assistant"]
+    settled(chat)
+
+
+def test_what_is_counted_is_what_is_in_memory(model: Model) -> None:
+    chat = begin(model)
+    for text in ("hello", "and now", "more"):
+        chat.say(text).result()
+        assert settled(chat).n_tokens == model.stats().cells_used
+
+
+def test_a_turn_costs_only_its_own_tokens(model: Model) -> None:
+    chat = begin(model)
+    chat.say("hello there, this is a longer message to begin with").result()
+    n_tokens = chat.n_tokens  # waits until all of it is in memory
+    before = rows(model)
+    reply = chat.say("more").result()
+    assert reply.usage.cached_tokens == n_tokens
+    assert settled(chat).n_tokens - n_tokens == rows(model) - before
+
+
+def test_events_tell_everything_and_end_in_done(model: Model) -> None:
+    events = list(begin(model).say("hello").events())
+    assert isinstance(events[-1], Done)
+    assert "".join(event.text for event in events if isinstance(event, Text)) == events[-1].reply.content
+
+
+def test_leaving_the_loop_keeps_what_was_said(model: Model) -> None:
+    chat = begin(model, max_tokens=200)
+    said = ""
+    for piece in chat.say("hello"):
+        said += piece
+        if len(said) >= 3:
+            break
+    assert chat.messages[-1]["content"].startswith(said)
+    assert len(chat.messages[-1]["content"]) < 200
+    assert settled(chat).say("go on").result().usage.cached_tokens > 0
+
+
+def test_a_callback_can_stop_a_reply(model: Model) -> None:
+    chat = begin(model, max_tokens=200)
+    heard: list[str] = []
+
+    def listen(piece: str) -> bool:
+        heard.append(piece)
+        return len(heard) < 3
+
+    reply = chat.say("hello", callback=listen).result()
+    assert reply.finish_reason is FinishReason.CANCELLED
+    assert len(heard) >= 3
+    assert chat.messages[-1]["content"].startswith("".join(heard[:3]))
+
+
+def test_a_reply_that_nobody_read_is_settled_by_what_comes_next(model: Model) -> None:
+    chat = begin(model, max_tokens=200)
+    chat.say("hello")
+    assert [message["role"] for message in chat.messages][:2] == ["system", "user"]
+    assert chat.say("again").result().content
+
+
+def test_an_added_message_is_read_at_once(model: Model) -> None:
+    chat = begin(model)
+    chat.add("a question that takes a while to read")
+    n_read = chat.n_tokens
+    assert rows(model) == n_read
+    assert chat.reply().result().usage.cached_tokens == n_read
+
+
+def test_a_tool_result_is_added_and_answered(model: Model) -> None:
+    chat = begin(model)
+    chat.say("hello").result()
+    chat.add({"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "21 C"})
+    assert chat.reply().result().content
+    with pytest.raises(BadOption, match="role 'assistant'"):
+        chat.add({"role": "assistant", "content": "no"})
+
+
+def test_nothing_to_reply_to_is_an_error(model: Model) -> None:
+    chat = begin(model)
+    with pytest.raises(BadRequest, match="nothing to reply to"):
+        chat.reply()
+    with pytest.raises(BadRequest, match="nothing has been said"):
+        chat.undo()
+
+
+def test_undo_forgets_a_turn_and_reuses_the_rest(model: Model) -> None:
+    chat = begin(model)
+    chat.say("one").result()
+    n_tokens = chat.n_tokens
+    chat.say("two").result()
+    forgotten = chat.undo()
+    assert [message["role"] for message in forgotten] == ["user", "assistant"]
+    assert settled(chat).n_tokens == n_tokens
+    assert chat.say("other").result().usage.cached_tokens >= n_tokens - 1
+
+
+def test_regenerate_reads_nothing_again(model: Model) -> None:
+    chat = begin(model)
+    first = chat.say("one").result()
+    again = chat.regenerate().result()
+    assert again.content == first.content
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+    assert len(chat.messages) == 3
+
+
+def test_an_edited_message_is_answered_anew(model: Model) -> None:
+    chat = begin(model)
+    chat.say("one").result()
+    end = chat.spans[-1].end
+    chat.say("two").result()
+    chat.edit(3, "three")
+    assert [message["content"] for message in chat.messages if message["role"] == "user"] == ["one", "three"]
+    assert chat.reply().result().usage.cached_tokens >= end
+    with pytest.raises(BadOption, match="messages 0 to"):
+        chat.edit(9, "x")
+
+
+def test_a_fork_shares_the_past_and_goes_its_own_way(model: Model) -> None:
+    chat = begin(model)
+    chat.say("one").result()
+    n_tokens = chat.n_tokens
+    twin = chat.fork()
+    assert twin.say("left").result().usage.cached_tokens >= n_tokens
+    assert chat.say("right").result().usage.cached_tokens >= n_tokens
+    assert chat.messages[:3] == twin.messages[:3]
+    assert chat.messages[3]["content"] != twin.messages[3]["content"]
+
+
+def test_a_saved_conversation_goes_on_elsewhere(model: Model, tmp_path: Path) -> None:
+    chat = begin(model)
+    chat.say("one").result()
+    chat.save(tmp_path / "chat.json")
+    other = model.conversation(resume=tmp_path / "chat.json", **GREEDY)
+    assert other.messages == chat.messages
+    assert settled(other).n_tokens == chat.n_tokens
+    assert other.say("two").result().content == chat.say("two").result().content
+
+
+def test_bad_files_are_refused_in_one_sentence(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="cannot be read"):
+        model.conversation(resume=tmp_path / "missing.json")
+    (tmp_path / "bad.json").write_text("no json")
+    with pytest.raises(BadRequest, match="not a saved conversation"):
+        model.conversation(resume=tmp_path / "bad.json")
+    (tmp_path / "other.json").write_text('{"version": 99, "messages": []}')
+    with pytest.raises(BadRequest, match="this version"):
+        model.conversation(resume=tmp_path / "other.json")
+    with pytest.raises(BadRequest, match="cannot be written"):
+        begin(model).save(tmp_path / "no" / "such" / "folder.json")
+
+
+# When it does not fit any more
+
+
+def fill(chat: Conversation, part: float, *, text: str = "word " * 5) -> None:
+    while chat.n_tokens + 60 < part * chat.limit:
+        chat.say(text).result()
+
+
+def test_seventy_per_cent_full_gives_up_nothing(small: Model) -> None:
+    chat = begin(small)
+    fill(chat, 0.7)
+    assert chat.evicted == []
+    assert chat.n_tokens > 0.5 * chat.limit
+
+
+def test_over_full_gives_up_the_oldest_turns_and_says_so(small: Model) -> None:
+    chat = begin(small)
+    first = list(chat.say("the very first thing said").events())
+    assert isinstance(first[-1], Done)
+    told: list[Evicted] = []
+    n_said = 0
+    while not told and n_said < 50:
+        told = [event for event in chat.say(f"message number {n_said} of many").events() if isinstance(event, Evicted)]
+        n_said += 1
+    assert told[0].messages[0]["content"] == "the very first thing said"
+    assert told[0].n_tokens > 0
+    assert chat.evicted[0]["content"] == "the very first thing said"
+    assert chat.messages[0]["role"] == "system"
+    assert chat.messages[-2]["content"] == f"message number {n_said - 1} of many"
+    assert settled(chat).n_tokens <= chat.limit
+
+
+def test_after_a_cut_only_the_new_turn_is_computed(small: Model) -> None:
+    chat = begin(small)
+    while True:
+        n_kept, before = chat.n_tokens, rows(small)
+        reply = chat.say("another message of some length").result()
+        if chat.evicted:
+            break
+    assert small.stats().counters.shifted > 0
+    n_dropped = n_kept - reply.usage.cached_tokens
+    assert n_dropped > 0
+    n_new = reply.usage.prompt_tokens - reply.usage.cached_tokens
+    n_after = chat.n_tokens
+    assert rows(small) - before == n_after - reply.usage.cached_tokens
+    assert n_new < 60
+
+
+def test_reading_anew_is_exactly_a_new_conversation(small: Model) -> None:
+    chat = begin(small, evict="reprefill")
+    while not chat.evicted:
+        chat.say("another message of some length").result()
+    assert small.stats().counters.shifted == 0
+    fresh = small.conversation(messages=chat.messages, evict="reprefill", **GREEDY)
+    assert fresh.say("and now?").result().content == chat.say("and now?").result().content
+
+
+def test_refusing_raises_with_both_numbers_and_loses_nothing(small: Model) -> None:
+    chat = begin(small, evict="refuse")
+    with pytest.raises(ContextFull) as full:
+        fill(chat, 2)
+    assert full.value.limit == 512
+    assert full.value.n_tokens is not None
+    assert full.value.n_tokens > 300
+    assert chat.evicted == []
+    assert chat.messages[-1]["role"] == "assistant"
+
+
+def test_a_message_that_can_never_fit_is_refused_and_the_rest_stays(small: Model) -> None:
+    chat = begin(small)
+    chat.say("hello").result()
+    with pytest.raises(ContextFull, match="512"):
+        chat.say("x" * 2000)
+    assert [message["role"] for message in chat.messages] == ["system", "user", "assistant"]
+    assert chat.say("still here?").result().content
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
+def test_memory_that_cannot_be_cut_is_read_anew(kind: str) -> None:
+    with open_fake(kind, context_size=1024, slots=2, layout="split", cache=False) as model:
+        chat = begin(model)
+        while not chat.evicted:
+            chat.say("another message of some length").result()
+        assert settled(chat).n_tokens <= chat.limit
+
+
+def test_a_thousand_tiny_messages(small: Model) -> None:
+    chat = begin(small, max_tokens=2)
+    for i in range(500):
+        chat.say(str(i)).result()
+    assert settled(chat).n_tokens <= chat.limit
+    assert len(chat.evicted) + len(chat.messages) == 1001
+
+
+def test_many_conversations_over_few_slots() -> None:
+    with open_fake(context_size=2048, slots=2, layout="split", cache=False) as model:
+        chats = [model.conversation(system=f"You are number {i}.", **GREEDY) for i in range(8)]
+        alone = []
+        for i, chat in enumerate(chats):
+            for turn in range(2):
+                chat.say(f"{i} says {turn}").result()
+            alone.append([message["content"] for message in chat.messages])
+        for i in range(8):
+            again = model.conversation(system=f"You are number {i}.", **GREEDY)
+            for turn in range(2):
+                again.say(f"{i} says {turn}").result()
+            assert [message["content"] for message in again.messages] == alone[i]
+
+
+def test_asyncio_talks_too(model: Model) -> None:
+    async def talk() -> tuple[str, str]:
+        chat = begin(model)
+        pieces = [piece async for piece in chat.say("hello")]
+        reply = await chat.say("more")
+        assert len(chat.messages) == 5
+        return "".join(pieces), reply.content
+
+    first, second = asyncio.run(talk())
+    assert first
+    assert second
+
+
+def test_options_are_checked(model: Model) -> None:
+    with pytest.raises(BadOption, match="evict"):
+        model.conversation(evict="newest")
+    with pytest.raises(BadOption, match="tempreature"):
+        model.conversation(tempreature=1)
