@@ -9,6 +9,7 @@
 
 #include "ggml.h"
 #include "llama.h"
+#include "llama/attention.h"
 #include "log.h"
 
 namespace kvasir {
@@ -101,6 +102,7 @@ void ensure_backend() {
         common_log_set_verbosity_thold(-1);
         common_log_pause(common_log_main());
         llama_backend_init();
+        kvasir_use_attention();
         return true;
     }();
     (void)started;
