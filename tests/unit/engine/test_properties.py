@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -40,6 +41,8 @@ arrivals = st.fixed_dictionaries(
 )
 acts = st.one_of(
     st.tuples(st.just("submit"), arrivals),
+    st.tuples(st.just("read"), arrivals),
+    st.tuples(st.just("shift"), st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(1, 20))),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
     st.tuples(st.just("tick"), st.integers(1, 6)),
     st.tuples(st.just("fail"), st.sampled_from(["no_room", "failed", "bad_batch", "aborted"])),
@@ -71,6 +74,18 @@ def play(rig: Rig, act: str, value: Any, wanted: list[tuple[Collected, dict[str,
             wanted.append((rig.submit(tokens, **arrival), {"tokens": tokens, **arrival}))
         except QueueFull:
             assert rig.loop.gate.n_open == rig.settings.slots + rig.settings.max_queue
+    elif act == "read":
+        arrival = {**value, "max_tokens": 0, "sampler": None}
+        tokens = prompt(min(arrival.pop("n_prompt"), rig.loop.scheduler.limits.n_seq_tokens), salt=arrival.pop("salt"))
+        with suppress(QueueFull):
+            rig.submit(tokens, **arrival)
+    elif act == "shift" and rig.loop.residents.parked:
+        at, start, n_tokens = value
+        resident = rig.loop.residents.parked[at % len(rig.loop.residents.parked)]
+        end = min(start + n_tokens, resident.n_live)
+        if start < end:
+            owner = resident.editor or "me"
+            rig.loop.shift(owner, resident.tokens[: resident.n_live], start, end, scope=resident.scope)
     elif act == "cancel" and rig.sinks:
         rig.cancel(rig.sinks[value % len(rig.sinks)])
     elif act == "tick":
