@@ -7,6 +7,7 @@
 #include "error.hpp"
 #include "json.h"
 #include "nesting.hpp"
+#include "python_tag.hpp"
 #include "reply_form.hpp"
 #include "runtime.hpp"
 #include "schema.hpp"
@@ -127,12 +128,29 @@ std::tuple<std::string, std::string, llama_token> trigger_of(const common_gramma
     return {"word", trigger.value, -1};
 }
 
-ChatPrompt prompt_of(common_chat_params &&cp, bool continued) {
+// Llama 3's template spells calls to its own tools in a way that llama.cpp's parser does not read.
+void add_python_tag(ReplyForm &form, common_chat_params &cp, const common_chat_templates_inputs &in) {
+    const auto builtin = in.chat_template_kwargs.find("builtin_tools");
+    const bool has_builtin = builtin != in.chat_template_kwargs.end();
+    if (in.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE || (in.tools.empty() && !has_builtin)) return;
+    form.python_tag = true;
+    cp.preserved_tokens.emplace_back(PYTHON_TAG);
+    for (const char *name : {"python", "ipython", "code_interpreter"}) {
+        const bool offered = std::any_of(in.tools.begin(), in.tools.end(),
+                                         [&](const common_chat_tool &tool) { return tool.name == name; });
+        if (offered || (has_builtin && builtin->second.find('"' + std::string(name) + '"') != std::string::npos)) {
+            form.code_tool = name;
+        }
+    }
+}
+
+ChatPrompt prompt_of(common_chat_params &&cp, const common_chat_templates_inputs &in, const std::string &source) {
     ChatPrompt out;
     auto form = std::make_shared<ReplyForm>();
+    if (source.find(PYTHON_TAG) != std::string::npos) add_python_tag(*form, cp, in);
     form->format = cp.format;
     form->generation_prompt = cp.generation_prompt;
-    form->continued = continued;
+    form->continued = in.continue_final_message != COMMON_CHAT_CONTINUATION_NONE;
     std::copy_if(cp.thinking_end_tags.begin(), cp.thinking_end_tags.end(), std::back_inserter(form->thinking_ends),
                  [](const std::string &tag) {
                      return !tag.empty() && tag.find("tool") == std::string::npos &&
@@ -185,7 +203,7 @@ ChatPrompt ChatTemplate::render(const ChatRequest &request) const {
     with_abort_trap(Kind::BadOption, "rendering the chat template", [&] {
         const common_chat_templates_inputs in = inputs_of(request);
         try {
-            prompt = prompt_of(common_chat_templates_apply(templates_.get(), in), request.continue_final);
+            prompt = prompt_of(common_chat_templates_apply(templates_.get(), in), in, source());
         } catch (const std::exception &e) {
             check_schemas(in.tools);
             bad("the chat template does not take these messages: " + short_reason(e.what()) + ".");

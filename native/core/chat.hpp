@@ -89,6 +89,9 @@ class ChatParser {
     void advance();
     void close();
     bool read(const std::string &input, bool whole, Reading &out) const;
+    bool read_tagged(const std::string &input, bool whole, Reading &out) const;
+    bool read_python(const std::string &text, size_t tag, bool whole, Reading &out) const;
+    bool parse(const std::string &input, bool whole, Reading &out) const;
     bool fits(const std::string &input, bool whole, Reading &out) const;
     size_t longest_fitting(Reading &out) const;
     void take(const Reading &reading);

@@ -6,6 +6,7 @@
 #include "chat.hpp"
 #include "error.hpp"
 #include "json.h"
+#include "python_tag.hpp"
 #include "reply_form.hpp"
 #include "runtime.hpp"
 
@@ -206,6 +207,45 @@ bool ChatParser::fits(const std::string &input, bool whole, Reading &out) const 
 
 // False where the input does not have the form, or goes on behind it.
 bool ChatParser::read(const std::string &input, bool whole, Reading &out) const {
+    try {
+        return form_->python_tag ? read_tagged(input, whole, out) : parse(input, whole, out);
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
+// The end token of a turn is no text, and Llama 3's tag only says that a call follows.
+bool ChatParser::read_tagged(const std::string &input, bool whole, Reading &out) const {
+    const size_t from = std::min(form_->generation_prompt.size(), input.size());
+    const size_t stop = find_turn_end(input, from);
+    const bool stopped = stop != std::string::npos;
+    const std::string text = input.substr(0, stopped ? stop : input.size() - (whole ? 0 : n_held(input, from)));
+    const size_t tag = text.find(PYTHON_TAG, from);
+    const bool good =
+        tag == std::string::npos ? parse(text, whole || stopped, out) : read_python(text, tag, whole || stopped, out);
+    if (good && stopped) out.note(input.size(), Last::Closed);
+    return good;
+}
+
+bool ChatParser::read_python(const std::string &text, size_t tag, bool whole, Reading &out) const {
+    const size_t begin = tag + std::string(PYTHON_TAG).size();
+    const size_t body = skip_space(text, begin);
+    if (body < text.size() && text[body] == '{') {
+        const bool good = parse(text.substr(0, tag) + text.substr(body), whole, out);
+        if (out.end > tag) out.end += body - tag;
+        return good;
+    }
+    if (!parse(text.substr(0, tag), false, out)) return false;
+    const PythonCall call = read_python_call(text.substr(begin), form_->code_tool, whole);
+    out.in_call = !call.whole;
+    if (!call.name.empty()) {
+        out.reply.calls.push_back({"", call.name, call.arguments});
+        out.note(begin + call.end, call.whole ? Last::Closed : Last::Call);
+    }
+    return call.valid && (call.whole || !whole);
+}
+
+bool ChatParser::parse(const std::string &input, bool whole, Reading &out) const {
     out = Reading();
     out.end = std::min(form_->generation_prompt.size(), input.size());
     if (form_->arena.empty()) {
@@ -214,20 +254,16 @@ bool ChatParser::read(const std::string &input, bool whole, Reading &out) const 
         return true;
     }
     bool readable = false;
-    try {
-        with_abort_trap(Kind::BadOption, "reading a reply", [&] {
-            common_peg_parse_context context(input, whole ? COMMON_PEG_PARSE_FLAG_NONE : COMMON_PEG_PARSE_FLAG_LENIENT);
-            const common_peg_parse_result result = form_->arena.parse(context);
-            if (result.fail() || (result.success() && !all_space(input, result.end))) return;
-            out.reply = mapped(form_->format, context.ast, result);
-            out.locate(context.ast, result);
-            out.complete = result.success() && out.last != Last::Nothing;
-            if (out.complete) out.note(result.end, Last::Closed);
-            readable = true;
-        });
-    } catch (const std::exception &) {
-        return false;
-    }
+    with_abort_trap(Kind::BadOption, "reading a reply", [&] {
+        common_peg_parse_context context(input, whole ? COMMON_PEG_PARSE_FLAG_NONE : COMMON_PEG_PARSE_FLAG_LENIENT);
+        const common_peg_parse_result result = form_->arena.parse(context);
+        if (result.fail() || (result.success() && !all_space(input, result.end))) return;
+        out.reply = mapped(form_->format, context.ast, result);
+        out.locate(context.ast, result);
+        out.complete = result.success() && out.last != Last::Nothing;
+        if (out.complete) out.note(result.end, Last::Closed);
+        readable = true;
+    });
     return readable;
 }
 

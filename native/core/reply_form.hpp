@@ -14,6 +14,8 @@ struct ReplyForm {
     std::string generation_prompt;
     std::vector<std::string> thinking_ends;  // without those that begin a call
     bool continued = false;                  // the prompt ends in a message of the assistant
+    bool python_tag = false;                 // calls may come as Python behind Llama 3's tag
+    std::string code_tool;                   // the tool that runs it
     common_peg_arena arena;  // empty: all is content. Loaded once and shared by every reply to the prompt
 };
 
