@@ -7,7 +7,6 @@
 #include <set>
 #include <thread>
 
-#include "cores.hpp"
 #include "error.hpp"
 #include "runtime.hpp"
 #include "spans.hpp"
@@ -186,10 +185,8 @@ Context::Context(const Model &model, const ContextParams &params, const Adapters
     n_compute_threads_ = std::max(raw.n_threads, raw.n_threads_batch);
     const int32_t n_threads = n_compute_threads_;
     if (n_threads > 1) {
-        ggml_threadpool_params pool = ggml_threadpool_params_default(n_threads);
-        pool.poll = static_cast<uint32_t>(params.poll);
-        compute_threads_.reset(ggml_threadpool_new(&pool));
-        llama_attach_threadpool(context, compute_threads_.get(), compute_threads_.get());
+        compute_threads_ = ComputeThreads::lend(n_threads, static_cast<uint32_t>(params.poll));
+        llama_attach_threadpool(context, compute_threads_->pool(), compute_threads_->pool());
     }
     const auto n_sample = static_cast<size_t>(params.sample_threads > 0 ? params.sample_threads : n_threads);
     sample_threads_ = std::make_unique<Pool>(std::min<size_t>(n_sample, static_cast<size_t>(params.n_seq_max)));
@@ -369,7 +366,7 @@ void Context::fill(const std::vector<const Row *> &rows) {
 }
 
 int32_t Context::decode() {
-    const CoreLease cores(Cores::of_process(), batch_.n_tokens > 1 ? n_threads_batch_ : n_threads_);
+    const ComputeTurn turn(compute_threads_.get(), batch_.n_tokens > 1 ? n_threads_batch_ : n_threads_);
     int32_t rc = -3;
     decoding_ = true;
     try {
@@ -383,6 +380,11 @@ int32_t Context::decode() {
         n_rows_decoded_ += static_cast<uint64_t>(batch_.n_tokens);
     }
     return rc;
+}
+
+void Context::apply_pending() {
+    const ComputeTurn turn(compute_threads_.get(), n_threads_);
+    kvasir::apply_pending(raw());
 }
 
 void Context::count_after_failure(const std::vector<const Row *> &rows) {

@@ -17,6 +17,7 @@
 #include "model.hpp"
 #include "pool.hpp"
 #include "sampler.hpp"
+#include "threads.hpp"
 
 namespace kvasir {
 
@@ -58,9 +59,6 @@ struct Step {
     double decode_s = 0.0, sample_s = 0.0;
 };
 
-struct ThreadPoolDeleter {
-    void operator()(ggml_threadpool *pool) const { ggml_threadpool_free(pool); }
-};
 struct ContextDeleter {
     void operator()(llama_context *context) const { llama_free(context); }
 };
@@ -123,6 +121,7 @@ class Context {
     bool shifts_exactly();
     void check_seq(llama_seq_id seq);
     void forget_outputs() { outputs_.clear(); }
+    void apply_pending();  // computes what shifts and copies have left to the next decode
 
   private:
     struct Facts {
@@ -151,7 +150,7 @@ class Context {
     Adapters adapters_;
     std::string memory_kind_;
     int32_t n_swa_ = 0, n_vocab_ = 0, n_embd_out_ = 0, n_cls_out_ = 0, n_compute_threads_ = 1;
-    std::unique_ptr<ggml_threadpool, ThreadPoolDeleter> compute_threads_;
+    std::shared_ptr<ComputeThreads> compute_threads_;         // none where one thread computes: the caller's
     std::unique_ptr<llama_context, ContextDeleter> context_;  // after the thread pool it uses, so freed before it
     std::unique_ptr<Pool> sample_threads_;
     Batch batch_;

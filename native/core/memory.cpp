@@ -225,7 +225,7 @@ void Memory::shift(llama_seq_id seq, llama_pos p0, std::optional<llama_pos> p1, 
         llama_memory_seq_add(memory, seq, p0, stop, delta);
     });
     // The rotation of K would otherwise wait for the next decode, and a save before that would be wrong.
-    apply_pending(context_->raw());
+    context_->apply_pending();
     context_->forget_outputs();
 }
 
@@ -280,7 +280,7 @@ void Memory::clear() {
 void Memory::flush() {
     const auto guard = context_->lock();
     raw();
-    apply_pending(context_->raw());
+    context_->apply_pending();
 }
 
 std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part) {
