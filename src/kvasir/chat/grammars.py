@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvasir.chat.tools import Tool
+from kvasir.model.sampler import compiled_schema
 
 _ROOT = re.compile(r"^root(\s*::=)", re.M)
+# llama.cpp lets a reply that must call something say anything before it, without an end.
+_PROSE = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-call)")
+_CALLS = re.compile(r"^(tool-calls ::= \(.*\))\+$", re.M)
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 
 
@@ -26,11 +30,18 @@ def after_thinking(grammar: str, *, start: str, ends: Sequence[str], opened: boo
     return "\n".join([f"root ::= {root}", *_until(ends), space, _renamed(grammar, "kv-answer")])
 
 
-def tool_calls(tools: Sequence[Tool], *, parallel: bool, to_grammar: Callable[[str], str]) -> str:
-    """Return what admits calls of these tools as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+def without_prose(grammar: str) -> str:
+    """Take out of llama.cpp's grammar for a required call the text that may come before the call."""
+    return "\n".join(_PROSE.sub("", line) if line.startswith("root ::=") else line for line in grammar.split("\n"))
 
-    `to_grammar` makes a grammar of a JSON schema.
-    """
+
+def only_one_call(grammar: str) -> str:
+    """Take the repetition out of llama.cpp's grammar for calls, which has it also where several are not wanted."""
+    return _CALLS.sub(r"\1", grammar)
+
+
+def tool_calls(tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Return what admits calls of these tools as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     calls = [
         {
             "type": "object",
@@ -40,7 +51,7 @@ def tool_calls(tools: Sequence[Tool], *, parallel: bool, to_grammar: Callable[[s
         }
         for tool in tools
     ]
-    body = to_grammar(json.dumps({"anyOf": calls} if len(calls) > 1 else calls[0]))
+    body = compiled_schema({"anyOf": calls} if len(calls) > 1 else calls[0]).grammar
     more = ' ("\\n"? kv-call)*' if parallel else ""
     return "\n".join(
         [

@@ -7,8 +7,10 @@ template is told. Rendering itself is llama.cpp's, behind `native.ChatTemplate`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,10 @@ from kvasir.chat.messages import Message
 from kvasir.chat.tools import Offered, Tool
 from kvasir.errors import BadOption, Unsupported
 
+# A turn of a conversation renders the same messages two or three times, at 2 to 20 ms each.
+MAX_PROMPTS = 16
+# A template that writes the date must not be remembered until tomorrow.
+_TELLS_TIME = re.compile(r"strftime|date|now\b")
 NO_TOOLS = Offered((), "none")
 
 
@@ -36,8 +42,9 @@ class Rendered:
     """A prompt and how to read its reply.
 
     `grammar`, if given, takes the place of the one that `prompt` brings: it holds from the start, or from the text
-    `wakes_on` on. `preserved` are special tokens that the reply's text shows. `ours` says that tools are spelled by
-    `hermes.py`, because the template knows none.
+    `wakes_on` on, and with `prefilled` its text begins where the prompt begins the reply. `preserved` are special
+    tokens that the reply's text shows. `ours` says that tools are spelled by `hermes.py`, because the template knows
+    none.
     """
 
     text: str
@@ -49,6 +56,7 @@ class Rendered:
     continues: bool
     grammar: str | None = None
     wakes_on: str = ""
+    prefilled: bool = False
     ours: bool = False
 
 
@@ -56,10 +64,10 @@ class Template:
     """One chat template: the model's own, or a given one."""
 
     def __init__(self, core: ModuleType, model: Any = None, source: str = "") -> None:
-        self._core = core
         self._native: native.ChatTemplate = core.ChatTemplate(model, source)
         self.source: str = self._native.source
         self.caps: dict[str, bool] = dict(self._native.caps)
+        self._render = lru_cache(MAX_PROMPTS)(self._fresh) if not _TELLS_TIME.search(self.source) else self._fresh
 
     def render(
         self,
@@ -87,7 +95,8 @@ class Template:
                 messages, tools=tools, tool_choice=offered.choice, parallel_tool_calls=parallel, **options
             )
             if offered.choice != "required" or prompt.grammar:
-                return _rendered(prompt, offered, continues=continue_final)
+                rendered = _rendered(prompt, offered, continues=continue_final)
+                return _strict(rendered, required=offered.choice == "required", parallel=parallel)
         if not self.caps.get("supports_tool_calls"):
             messages = hermes.spell(messages)
         if offered.choice == "none":
@@ -95,11 +104,17 @@ class Template:
             return _rendered(prompt, offered, continues=continue_final)
         required = offered.choice == "required"
         prompt = self._apply(hermes.describe(messages, offered.tools, required=required), **options)
-        grammar = grammars.tool_calls(offered.tools, parallel=parallel, to_grammar=self._core.json_schema_to_grammar)
+        # A model that never learned to call would, once forced to begin, go on calling until its tokens are spent.
+        several = parallel and not required
+        grammar = grammars.tool_calls(offered.tools, parallel=several)
         return _in_our_words(_rendered(prompt, offered, continues=continue_final), grammar, required=required)
 
     def _apply(self, messages: Sequence[Message], **options: Any) -> native.ChatPrompt:
-        return self._native.render(json.dumps(messages, ensure_ascii=False), **options)
+        options["kwargs"] = tuple(sorted(options["kwargs"].items()))
+        return self._render(json.dumps(messages, ensure_ascii=False), **options)
+
+    def _fresh(self, messages: str, *, kwargs: tuple[tuple[str, str], ...], **options: Any) -> native.ChatPrompt:
+        return self._native.render(messages, kwargs=dict(kwargs), **options)
 
     def _check(self, messages: Sequence[Message], *, continue_final: bool) -> None:
         if not self._native.explicit:
@@ -141,6 +156,16 @@ def _rendered(prompt: native.ChatPrompt, offered: Offered, *, continues: bool) -
     )
 
 
+def _strict(rendered: Rendered, *, required: bool, parallel: bool) -> Rendered:
+    """Hold the reply to what was asked: a call and nothing else, one call and no more."""
+    grammar = rendered.prompt.grammar
+    if rendered.prompt.grammar_lazy or not grammar:
+        return rendered
+    if required:
+        grammar = grammars.without_prose(grammar)
+    return replace(rendered, grammar=grammar if parallel else grammars.only_one_call(grammar), prefilled=True)
+
+
 def _in_our_words(rendered: Rendered, grammar: str, *, required: bool) -> Rendered:
     thinking = rendered.thinking
     if required and thinking is not None:
@@ -155,7 +180,9 @@ def _in_our_words(rendered: Rendered, grammar: str, *, required: bool) -> Render
 
 
 def _thinking(prompt: native.ChatPrompt) -> Thinking | None:
-    start, ends = prompt.thinking_start, tuple(prompt.thinking_ends)
+    # Some thoughts are ended by a call; what is asked here is where they end and the answer begins.
+    ends = tuple(end for end in prompt.thinking_ends if not re.search("tool|function", end))
+    start = prompt.thinking_start
     if not prompt.supports_thinking or not start or not ends:
         return None
     begun = prompt.generation_prompt.rfind(start)

@@ -73,8 +73,8 @@ class CallScanner:
         pieces = self._run(final=True)
         if self._state is _State.ARGUMENTS:
             return [*pieces, Piece("end")]
-        if (self._state is _State.START and self._n_calls) or self._state is _State.TAIL:
-            self._held = ""  # space, or a closing tag that never came
+        if self._state is _State.TAIL or (self._n_calls and not self._held.strip()):
+            self._held = ""  # a closing tag that never came, or space
         return pieces + self._pass(len(self._held))
 
     def _run(self, *, final: bool) -> list[Piece]:

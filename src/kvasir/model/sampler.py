@@ -46,22 +46,28 @@ class Guide:
     """What a chat adds to sampling: a grammar for calls or answers, and how many tokens the model may think.
 
     `prompt` brings its own grammar and its marks of thinking. `grammar`, if given, takes the place of the prompt's own:
-    it holds from the start, or from the text `wakes_on` on.
+    it holds from the start, or from the text `wakes_on` on; with `prefilled` its text begins in the prompt.
     """
 
     prompt: native.ChatPrompt
     grammar: str | None = None
     wakes_on: str = ""
+    prefilled: bool = False
     thinking_budget: int | None = None
+    thinks_already: bool = False  # the prompt has begun the thinking
 
     def apply(self, params: native.SamplerParams, vocab: native.Vocab) -> None:
         """Set the core's plain values."""
         self.prompt.constrain(params, vocab)
         params.reasoning_budget = -1 if self.thinking_budget is None else self.thinking_budget
+        # Exactly the start: in the prompt it may be split into other tokens, where its neighbours join it.
+        params.reasoning_prefill = params.reasoning_start if self.thinks_already else []
         if self.grammar is None:
             return
         waking = vocab.tokenize(self.wakes_on, add_special=False, parse_special=True) if self.wakes_on else []
-        params.grammar, params.grammar_lazy, params.grammar_prefill = self.grammar, bool(self.wakes_on), []
+        params.grammar, params.grammar_lazy = self.grammar, bool(self.wakes_on)
+        if not self.prefilled:
+            params.grammar_prefill = []
         params.grammar_trigger_tokens = waking if len(waking) == 1 else []
         params.grammar_trigger_patterns = [_escaped(self.wakes_on)] if len(waking) > 1 else []
 

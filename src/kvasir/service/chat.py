@@ -15,6 +15,7 @@ from kvasir.chat import grammars
 from kvasir.chat.messages import Message, normalise
 from kvasir.chat.parser import ReplyParser
 from kvasir.chat.prompt import Rendered, Template, template_source
+from kvasir.chat.structured import Constraint, constraint_of
 from kvasir.chat.tools import offer, toolset
 from kvasir.errors import BadOption, Unsupported, suggest
 from kvasir.model.sampler import Guide, schema_json
@@ -24,7 +25,6 @@ from kvasir.service.options import SamplingOptions
 from kvasir.types import SAMPLING_OPTIONS, Sampling
 
 if TYPE_CHECKING:
-    from kvasir.chat.structured import Constraint
     from kvasir.service.model import Model
 
 __all__ = ["ChatOptions", "ChatStream", "Messages", "Prepared", "prepare", "start"]
@@ -57,7 +57,7 @@ class ChatOptions:
     continue_final: bool = False
     response_format: Mapping[str, Any] | None = None
     regex: str | None = None
-    choices: Sequence[str] | None = None
+    choices: Any = None  # a list of texts, an Enum class or a Literal
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tools", toolset(self.tools))
@@ -193,11 +193,6 @@ def _constraint(model: Model, options: ChatOptions, sampling: Sampling) -> Const
     schema = _schema_of(options.response_format)
     if schema is not None and sampling.json_schema is not None:
         raise BadOption("response_format and json_schema were both given; an answer can follow only one of them.")
-    given = (schema, sampling.json_schema, sampling.grammar, options.regex, options.choices)
-    if all(each is None for each in given):
-        return None
-    from kvasir.chat.structured import constraint_of
-
     return constraint_of(
         model._core,
         json_schema=schema if schema is not None else sampling.json_schema,
@@ -229,7 +224,7 @@ def _constrained(
     grammar, thinking = constraint.grammar, rendered.thinking
     if thinking is not None and (thinking.opened or options.enable_thinking is not False):
         grammar = grammars.after_thinking(grammar, start=thinking.start, ends=thinking.ends, opened=thinking.opened)
-    return replace(rendered, grammar=grammar, wakes_on="")
+    return replace(rendered, grammar=grammar, wakes_on="", prefilled=False)
 
 
 def _schema_of(response_format: Mapping[str, Any] | None) -> Any:
@@ -254,7 +249,8 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Any:
 def _guide(rendered: Rendered, options: ChatOptions) -> Guide:
     """What the sampler is told. Thinking that is off and begun all the same ends at once."""
     budget = 0 if options.enable_thinking is False else options.thinking_budget
-    return Guide(rendered.prompt, rendered.grammar, rendered.wakes_on, budget)
+    opened = rendered.thinking is not None and rendered.thinking.opened
+    return Guide(rendered.prompt, rendered.grammar, rendered.wakes_on, rendered.prefilled, budget, opened)
 
 
 def _single(tokenizer: Tokenizer, text: str) -> int | None:

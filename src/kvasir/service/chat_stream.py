@@ -12,7 +12,7 @@ from typing import Any
 
 from kvasir.chat.events import ChatReply, ChatUsage, Done, Event, Text
 from kvasir.chat.parser import ReplyParser
-from kvasir.errors import BadSchema
+from kvasir.errors import BadGrammar, BadSchema
 from kvasir.service.completion import Reply
 from kvasir.service.stream import Stream
 from kvasir.types import Completion, FinishReason
@@ -82,7 +82,7 @@ class Receiver:
             return None
         try:
             return self._parse(self._parser.content)
-        except BadSchema:
+        except (BadSchema, BadGrammar):
             if completion.finish_reason is FinishReason.STOP and completion.stop is None:
                 raise
             return None

@@ -77,4 +77,4 @@ class ChatKeywords(SamplingOptions, total=False):
     continue_final: bool
     response_format: Mapping[str, Any] | None
     regex: str | None
-    choices: Sequence[str] | None
+    choices: Any
