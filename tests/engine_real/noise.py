@@ -21,7 +21,7 @@ from tests.engine_real.subject import Subject
 
 N_FOLLOW = 16
 # Lengths and salts of the prompts that noise is measured on: below and above 64 rows, where attention goes another way.
-PROMPTS = ((20, 1), (100, 3), (200, 5))
+PROMPTS = ((20, 1), (100, 3), (200, 5), (20, 4), (100, 2))
 OUT_OF_ORDER = "out of order"
 # What is done differently from one prompt in one batch, alone in its context; the arguments of `Plain.run`.
 SHAPES: dict[str, dict[str, Any]] = {
