@@ -398,6 +398,22 @@ def test_all_workers_together_compute_on_no_more_cores_than_there_are(tiny_llama
     assert median <= cores + 2  # the one that counts, and one in Python
 
 
+def test_more_workers_are_not_more_compute_threads(tiny_llama: Path) -> None:
+    done = run_python(
+        """
+        import os, sys, kvasir
+
+        for workers in (1, 4):
+            options = {"threads": 64, "slots": 1, "context_size": 256, "cache": False}
+            with kvasir.Service.load(sys.argv[1], workers=workers, **options):
+                print(len(os.listdir("/proc/self/task")))
+        """,
+        tiny_llama,
+    )
+    with_one, with_four = map(int, done.split())
+    assert with_four - with_one == 3  # the thread of each engine, and none of those that compute
+
+
 def run_python(script: str, *args: object) -> str:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, args)],
