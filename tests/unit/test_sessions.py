@@ -355,7 +355,7 @@ def test_a_worker_that_died_is_passed_over_and_its_sessions_can_move(service: Se
     engine = service._workers[session.worker]._running_engine()
     engine.close()
     session.append_input("more")
-    with pytest.raises(errors.WorkerStopped, match="worker 0"):
+    with pytest.raises(errors.WorkerStopped, match="worker stopped"):
         session.generate_stream(4)
     moved = service.restore_session(session.snapshot())
     assert moved.worker == other.worker == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvasir.errors import ContextFull
+from kvasir.errors import BadRequest, ContextFull
 from kvasir.types import Sampling
 
 
@@ -40,6 +40,14 @@ class Ledger(NamedTuple):
 def same_choice(one: Sampling | None, other: Sampling) -> bool:
     """Whether two replies are chosen in the same way, however long they may be."""
     return one is not None and replace(one, max_tokens=1) == replace(other, max_tokens=1)
+
+
+def check_goes_on(name: str, ledger: Ledger) -> None:
+    """Raise `BadRequest` where a session has nothing to read and nothing to go on with."""
+    if not ledger.all:
+        raise BadRequest(f"session {name!r} is empty; append input before generating.")
+    if ledger.is_complete and not ledger.pending:
+        raise BadRequest(f"session {name!r} has nothing new to read, and its reply was complete; append input.")
 
 
 def check_room(name: str, n_tokens: int, limit: int) -> None:

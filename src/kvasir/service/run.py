@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvasir.engine import Event, Failed
 from kvasir.errors import EngineStopped, KvasirError, WorkerStopped
@@ -21,6 +22,10 @@ from kvasir.model.tokenizer import Detokenizer, Tokenizer
 from kvasir.service.chunks import Chunk, Done, Error, Text
 from kvasir.service.completion import Reply
 from kvasir.service.stream import Post
+from kvasir.types import Sampling
+
+if TYPE_CHECKING:
+    from kvasir.service.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +33,10 @@ log = logging.getLogger(__name__)
 class Keeper(Protocol):
     """Who keeps what a run said: its session."""
 
-    def keep(self, run: Run) -> int:
+    def _keep(self, run: Run) -> int:
         """Note what a run that has ended said; return the length of the session."""
 
-    def cut(self, run: Run) -> None:
+    def _cut(self, run: Run) -> None:
         """Note that the consumer of a run has left."""
 
 
@@ -74,7 +79,7 @@ class Run:
         """Stop, and count only the characters that were seen: the consumer reads no further."""
         self._n_seen = n_seen
         self.cancel()
-        self._keeper.cut(self)
+        self._keeper._cut(self)
 
     @property
     def was_left(self) -> bool:
@@ -101,9 +106,9 @@ class Run:
             self.cancel()
 
     def fail(self, error: KvasirError) -> None:
-        """End in an error that did not come from the engine."""
+        """End in an error that is a fault of ours: nothing is asked of the session, whose fault it may be."""
         if not self.ended.done():
-            self._finish(Error(error))
+            self._close(Error(error))
 
     def _end(self) -> None:
         try:
@@ -115,9 +120,13 @@ class Run:
 
     def _finish(self, outcome: Done | Error) -> None:
         self.outcome = outcome
-        n_tokens = self._keeper.keep(self)
+        n_tokens = self._keeper._keep(self)
         if isinstance(outcome, Done):
-            self.outcome = outcome = replace(outcome, n_tokens=n_tokens)
+            outcome = replace(outcome, n_tokens=n_tokens)
+        self._close(outcome)
+
+    def _close(self, outcome: Done | Error) -> None:
+        self.outcome = outcome
         self.ended.set_result(None)
         self.chunks.put(outcome)
 
@@ -151,6 +160,20 @@ class Sink:
     def put(self, event: Event) -> None:
         """Hand an event to the pump."""
         self._mail.put((self._run, event))
+
+
+def start(
+    model: Model, pump: Pump, keeper: Keeper, tokens: list[int], sampling: Sampling, *, n_resumed: int, **options: Any
+) -> Run:
+    """Send a request to a worker and return its run; `options` are fields of `Request`."""
+    try:
+        engine = model._running_engine()
+        request, reply = model._request(tokens, sampling, n_resumed=n_resumed, **options)
+        run = Run(keeper, model._weights.tokenizer, tokens, reply, n_resumed=n_resumed)
+        run.started(partial(engine.cancel, engine.submit(request, pump.sink(run))))
+    except EngineStopped as error:
+        raise _translated(error) from None
+    return run
 
 
 def tokens_of(tokenizer: Tokenizer, tokens: list[int], text: str) -> list[int]:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from kvasir.errors import (
     BadOption,
-    BadRequest,
     Closed,
-    EngineStopped,
     KvasirError,
     SessionBusy,
     SessionNotFound,
-    WorkerStopped,
 )
 from kvasir.service import snapshot
 from kvasir.service.chunks import Done
 from kvasir.service.generation import Generation
-from kvasir.service.ledger import Ledger, check_room, same_choice
+from kvasir.service.ledger import Ledger, check_goes_on, check_room, same_choice
 from kvasir.service.options import SamplingOptions
-from kvasir.service.run import Pump, Run
+from kvasir.service.run import Pump, Run, start
 from kvasir.service.snapshot import Snapshot
 from kvasir.service.stream import Stream
 from kvasir.types import FinishReason, Sampling
@@ -199,7 +194,7 @@ class Session:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(SessionNotFound):  # it was ended inside
+        with contextlib.suppress(SessionNotFound, Closed):  # it was ended inside, or the whole service was
             self.end()
 
     async def __aenter__(self) -> Session:
@@ -213,14 +208,14 @@ class Session:
 
     # What its runs call
 
-    def keep(self, run: Run) -> int:
+    def _keep(self, run: Run) -> int:
         """Note what a run that has ended said; return the length of the session."""
         with self._lock:
             if self._run is run:
                 self._settle(run)
             return len(self._ledger.tokens)
 
-    def cut(self, run: Run) -> None:
+    def _cut(self, run: Run) -> None:
         """Note that the consumer of a run has left without reading all of it."""
         with self._lock:
             if self._run is run and run.outcome is not None and run.was_left:
@@ -234,30 +229,23 @@ class Session:
             sampling = self._chosen(max_new_tokens, overrides)
             ledger, limit = self._ledger, self._model.limit
             n_tokens = len(ledger.all)
-            self._check_goes_on(ledger)
+            check_goes_on(self.id, ledger)
             check_room(self.id, n_tokens, limit)
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, limit - n_tokens))
             self._reading = None  # what it was to read, the reply reads
-            run = self._submit(ledger.all, sampling, ledger.n_resumed(sampling))
-            self._ledger = ledger.reading(sampling)
-            return Generation(run, owner=self._service)
-
-    def _submit(self, tokens: list[int], sampling: Sampling, n_resumed: int) -> Run:
-        model = self._model
-        with self._worker_errors():
-            engine = model._running_engine()
-            request, reply = model._request(
-                tokens, sampling, n_resumed=n_resumed, scope=self._scope, priority=self._priority
+            run = start(
+                self._model,
+                self._pump,
+                self,
+                ledger.all,
+                sampling,
+                n_resumed=ledger.n_resumed(sampling),
+                scope=self._scope,
+                priority=self._priority,
             )
-            run = Run(self, model._weights.tokenizer, tokens, reply, n_resumed=n_resumed)
-            before, self._run = self._run, run
-            try:
-                request_id = engine.submit(request, self._pump.sink(run))
-            except BaseException:
-                self._run = before
-                raise
-        run.started(partial(engine.cancel, request_id))
-        return run
+            # Its first event may be on the way; whoever brings it waits for the lock.
+            self._run, self._ledger = run, ledger.reading(sampling)
+            return Generation(run, owner=self._service)
 
     def _settle(self, run: Run) -> None:
         """Make the ledger what was read and said, and have the rest of it read."""
@@ -269,9 +257,10 @@ class Session:
             self._read()
 
     def _read(self) -> None:
-        """Read the ledger to its last token, behind the user's back: the token sampled last has not run yet."""
+        """Read the ledger to its last token, behind everybody's replies: the token sampled last has not run yet."""
+        tokens, priority = list(self._ledger.tokens), self._priority - 1
         with contextlib.suppress(KvasirError):  # it is only warmth: the next reply reads what is missing
-            self._reading = self._model._read(list(self._ledger.tokens), scope=self._scope, priority=self._priority)
+            self._reading = self._model._read(tokens, scope=self._scope, priority=priority)
 
     def _settled(self) -> None:
         """Wait for a reply that was cancelled or left: what it said counts."""
@@ -305,21 +294,6 @@ class Session:
             raise SessionBusy(
                 f"session {self.id!r} is generating; read its stream to the end, or cancel it.", id=self.id
             )
-
-    def _check_goes_on(self, ledger: Ledger) -> None:
-        if not ledger.all:
-            raise BadRequest(f"session {self.id!r} is empty; append input before generating.")
-        if ledger.is_complete and not ledger.pending:
-            raise BadRequest(f"session {self.id!r} has nothing new to read, and its reply was complete; append input.")
-
-    @contextlib.contextmanager
-    def _worker_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (EngineStopped, Closed) as error:
-            raise WorkerStopped(
-                f"worker {self.worker} of session {self.id!r} has stopped: {error.message} Restore a snapshot of it."
-            ) from None
 
 
 def _count(name: str, value: object) -> int:
