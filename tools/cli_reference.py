@@ -19,6 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("run",),
+    ("chat",),
     ("embed",),
     ("tokenize",),
     ("pull",),

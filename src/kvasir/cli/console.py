@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import typer
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def write(text: str) -> None:
@@ -48,6 +51,11 @@ def read_input(argument: str | None, *, what: str) -> str | bytes:
     if argument is None and sys.stdin.isatty():
         raise typer.BadParameter(f"give a {what}, or `-` and type it on standard input.")
     return sys.stdin.buffer.read().removesuffix(b"\n").removesuffix(b"\r")
+
+
+def clean(text: str) -> str:
+    """Text without control characters, which a model may write but a terminal must not obey."""
+    return _CONTROL.sub("", text)
 
 
 @contextlib.contextmanager

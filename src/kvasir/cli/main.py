@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 import kvasir
-from kvasir.cli import cache, console, doctor, embed, models, run, tokenize
+from kvasir.cli import cache, chat, console, doctor, embed, models, run, tokenize
 from kvasir.errors import BadRequest, KvasirError
 
 OK, FAILURE, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -134,6 +134,7 @@ def root(
     \b
     Examples:
       kvasir run "Once upon a time"
+      kvasir chat
       kvasir doctor
     """
     if debug:
@@ -144,6 +145,7 @@ def root(
 
 
 app.command("run")(run.run)
+app.command("chat")(chat.chat)
 app.command("embed")(embed.embed)
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull)

@@ -74,6 +74,13 @@ def grammar_of(path: str | None) -> str | None:
     return None if path is None else _file("--grammar", path)
 
 
+def text_of(option: str, text: str | None) -> str | None:
+    """A text, or with `@` before it the path of a file that holds it, without its last line end."""
+    if text is None or not text.startswith("@"):
+        return text
+    return _file(option, text[1:]).removesuffix("\n")
+
+
 def names_of(text: str | None) -> list[str] | None:
     """Names joined with commas."""
     return None if text is None else [name.strip() for name in text.split(",")]
