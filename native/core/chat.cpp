@@ -173,6 +173,24 @@ ChatPrompt prompt_of(common_chat_params &&cp, const common_chat_templates_inputs
     return out;
 }
 
+// The source that is used when there are tools.
+std::string with_tools(const common_chat_templates *templates) {
+    const std::string variant = common_chat_templates_source(templates, "tool_use");
+    return variant.empty() ? common_chat_templates_source(templates) : variant;
+}
+
+// llama.cpp learns a template's way to call from what it prints, and takes an EOS at the end for a part of the call:
+// Mistral's calls would then never be recognised.
+void relearn_calls(common_chat_params &cp, const common_chat_templates *bare, const common_chat_templates_inputs &in) {
+    common_chat_params learned = common_chat_templates_apply(bare, in);
+    if (learned.generation_prompt != cp.generation_prompt) return;
+    cp.parser = std::move(learned.parser);
+    cp.grammar = std::move(learned.grammar);
+    cp.grammar_lazy = learned.grammar_lazy;
+    cp.grammar_triggers = std::move(learned.grammar_triggers);
+    cp.preserved_tokens = std::move(learned.preserved_tokens);
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(const Model *model, const std::string &source, const std::string &bos_token,
@@ -186,6 +204,8 @@ ChatTemplate::ChatTemplate(const Model *model, const std::string &source, const 
     with_abort_trap(Kind::BadOption, "parsing the chat template", [&] {
         try {
             templates_ = common_chat_templates_init(handle ? handle->model : nullptr, source, bos_token, eos_token);
+            const std::string shown = with_tools(templates_.get());
+            if (shown.find("eos_token") != std::string::npos) bare_ = common_chat_templates_init(nullptr, shown);
         } catch (const std::exception &) {
             bad("the chat template is not valid Jinja: " + parse_failure(own) + ". Correct it or give another.");
         }
@@ -203,7 +223,9 @@ ChatPrompt ChatTemplate::render(const ChatRequest &request) const {
     with_abort_trap(Kind::BadOption, "rendering the chat template", [&] {
         const common_chat_templates_inputs in = inputs_of(request);
         try {
-            prompt = prompt_of(common_chat_templates_apply(templates_.get(), in), in, source());
+            common_chat_params cp = common_chat_templates_apply(templates_.get(), in);
+            if (bare_ && !in.tools.empty()) relearn_calls(cp, bare_.get(), in);
+            prompt = prompt_of(std::move(cp), in, with_tools(templates_.get()));
         } catch (const std::exception &e) {
             check_schemas(in.tools);
             bad("the chat template does not take these messages: " + short_reason(e.what()) + ".");

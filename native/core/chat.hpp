@@ -54,6 +54,7 @@ class ChatTemplate {
 
   private:
     std::shared_ptr<const common_chat_templates> templates_;
+    std::shared_ptr<const common_chat_templates> bare_;  // knows no BOS and EOS; null where they are never printed
 };
 
 struct ChatDelta {
@@ -94,6 +95,7 @@ class ChatParser {
     bool parse(const std::string &input, bool whole, Reading &out) const;
     bool fits(const std::string &input, bool whole, Reading &out) const;
     size_t longest_fitting(Reading &out) const;
+    void skip_closing(Reading &reading, size_t n_read) const;
     void take(const Reading &reading);
     void reject(const Reading &reading);
     size_t closes_thinking(size_t at) const;  // how long the end marker is that stands here, 0 for none

@@ -180,6 +180,7 @@ void ChatParser::close() {
         return reject(reading);
     }
     take(reading);
+    if (reading.last == Last::Closed) skip_closing(reading, input_.size());
     const size_t from = std::min(reading.end, input_.size());
     if (reading.last == Last::Call && is_json(given_.calls.back().arguments)) return;  // only its closing is missing
     if (all_space(input_, from)) {
@@ -275,15 +276,19 @@ size_t ChatParser::longest_fitting(Reading &out) const {
         (fits(input_.substr(0, middle), false, out) ? good : bad) = middle;
     }
     fits(input_.substr(0, good), false, out);
-    // What looked like the start of one more call is text; the end of the last whole reply is not.
+    skip_closing(out, good);
+    return good;
+}
+
+// What looked like the start of one more call is text; the end of the last whole reply is not.
+void ChatParser::skip_closing(Reading &reading, size_t n_read) const {
     Reading earlier;
-    for (size_t n = good; n > out.end && good - n < PATIENCE_BYTES; --n) {
+    for (size_t n = n_read; n > reading.end && n_read - n < PATIENCE_BYTES; --n) {
         if (fits(input_.substr(0, n), false, earlier) && earlier.complete) {
-            out.end = n;
-            break;
+            reading.end = n;
+            return;
         }
     }
-    return good;
 }
 
 void ChatParser::take(const Reading &reading) {
