@@ -156,6 +156,7 @@ def start(
         ReplyParser(model._core, rendered),
         parse=constraint.parse if constraint is not None else None,
         stops=tuple(sampling.stop),
+        thinks=rendered.thinking is not None,
     )
     return ChatStream(model._submit(request, reply), receiver)
 

@@ -19,7 +19,10 @@ from kvasir.types import Completion, FinishReason
 
 
 class Receiver:
-    """Makes events of raw text. `parse` reads a constrained answer; `stops` are the stop strings the user gave."""
+    """Makes events of raw text.
+
+    `parse` reads a constrained answer, which may come after thinking (`thinks`); `stops` are those the user gave.
+    """
 
     def __init__(
         self,
@@ -28,11 +31,13 @@ class Receiver:
         *,
         parse: Callable[[str], object] | None = None,
         stops: tuple[str, ...] = (),
+        thinks: bool = False,
     ) -> None:
         self._reply = reply
         self._parser = parser
         self._parse = parse
         self._stops = stops
+        self._thinks = thinks
         self._n_before = 0  # tokens before the piece that is being read
         self._n_reasoning = 0
 
@@ -81,7 +86,8 @@ class Receiver:
         if self._parse is None:
             return None
         try:
-            return self._parse(self._parser.content)
+            # What parts the answer from the thinking before it is not part of the answer.
+            return self._parse(self._parser.content.lstrip() if self._thinks else self._parser.content)
         except (BadSchema, BadGrammar):
             if completion.finish_reason is FinishReason.STOP and completion.stop is None:
                 raise
