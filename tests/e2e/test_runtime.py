@@ -31,6 +31,14 @@ def rows(runtime: kvasir.Runtime, tier: str) -> int:
     return runtime.cache.stats().tiers[tier].rows
 
 
+def wait_saved(runtime: kvasir.Runtime) -> None:
+    """Wait until the writers have put on disk what is in memory."""
+    deadline = time.monotonic() + 20
+    while not rows(runtime, "disk") or rows(runtime, "disk") < rows(runtime, "ram"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_two_models_share_one_cache_and_nothing_else(
     runtime: kvasir.Runtime, tiny_llama: Path, tiny_gemma3: Path
 ) -> None:
@@ -60,6 +68,7 @@ def test_a_model_loaded_again_finds_what_it_left(runtime: kvasir.Runtime, tiny_l
 def test_a_plain_load_is_private_on_the_same_files(runtime: kvasir.Runtime, tiny_llama: Path, tmp_path: Path) -> None:
     runtime.load(tiny_llama, **STEADY).generate(PROMPT, max_tokens=2, **GREEDY)
     runtime.unload("llama")
+    wait_saved(runtime)
     with kvasir.load(tiny_llama, cache_dir=tmp_path / "kv", **STEADY) as alone:
         assert alone.generate(PROMPT, max_tokens=2, **GREEDY).usage.cached_tokens > 0
 
@@ -139,13 +148,14 @@ def test_each_model_says_what_it_saves_and_where(runtime: kvasir.Runtime, tiny_l
     choosy.generate(PROMPT, max_tokens=4, **GREEDY)
     runtime.unload("choosy")
     assert rows(runtime, "disk") == 0
+    n_before = rows(runtime, "ram")
     runtime.load(tiny_gemma3, id="plain", **STEADY).generate(PROMPT, max_tokens=4, **GREEDY)
     runtime.unload("plain")
-    runtime.cache.stats()
-    deadline = time.monotonic() + 10
-    while not rows(runtime, "disk") and time.monotonic() < deadline:
+    n_plain = rows(runtime, "ram") - n_before
+    deadline = time.monotonic() + 20
+    while rows(runtime, "disk") < n_plain and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert rows(runtime, "disk") > 0
+    assert rows(runtime, "disk") == n_plain > 0
 
 
 def test_closing_closes_all_and_twice_is_harmless(tiny_llama: Path, tmp_path: Path) -> None:
