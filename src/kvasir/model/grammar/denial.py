@@ -18,10 +18,22 @@ _NOTES = frozenset({"title", "description", "$comment", "deprecated", "examples"
 
 
 def absent_members(schema: Schema) -> list[str] | None:
-    """The members of which one must be absent, where that is all that denying the schema means."""
+    """The members of which one must be absent, where that is all that denying means; [] where nothing helps."""
+    if schema is True or (isinstance(schema, Mapping) and not set(schema) - _NOTES):
+        return []
     if not isinstance(schema, Mapping) or set(schema) - _NOTES != {"required"}:
         return None
     return list(schema["required"])
+
+
+def denied_member(schema: Schema) -> tuple[str, Schema] | None:
+    """The one member that must be there and not fit its schema, where that is all that denying means."""
+    if not isinstance(schema, Mapping) or set(schema) - _NOTES - {"required", "type"} != {"properties"}:
+        return None
+    if len(schema["properties"]) != 1 or schema.get("type", "object") != "object":
+        return None
+    ((name, part),) = schema["properties"].items()
+    return (name, part) if set(schema.get("required", [])) <= {name} else None
 
 
 def excludes(facts: Facts, schema: Schema) -> bool:

@@ -146,6 +146,12 @@ class Document:
                 with_it = _crossed(self._cases_of(present, seen), self._cases_of(needed, seen))
                 yield [*with_it, Case((), (Denial(keyword, present),))]
 
+    def denying(self, denial: Denial) -> Schema:
+        """A schema that says what a denial does, in the same word."""
+        if denial.keyword == "if":
+            return self._make({"if": denial.schema, "then": False})
+        return self._make({"not": denial.schema})
+
     def _make(self, schema: Schema) -> Schema:
         known = next((made for made in self._made if made == schema), None)
         if known is None:
@@ -194,8 +200,7 @@ class Document:
     def _note(self, part: Mapping[str, Any], *, nested: bool) -> None:
         if isinstance(part.get("$anchor"), str):
             self._anchors[part["$anchor"]] = part
-        old = self._dialect in (jsonschema.Draft3Validator, jsonschema.Draft4Validator)
-        address = part.get("id" if old else "$id")
+        address = part.get("id" if self._dialect is jsonschema.Draft4Validator else "$id")
         if not isinstance(address, str) or not nested:
             return
         if address.startswith("#"):
@@ -210,6 +215,8 @@ def _dialect(root: Any) -> type[Validator]:
     named = isinstance(root, Mapping) and "$schema" in root
     tried = (jsonschema.validators.validator_for(root, default=_DIALECTS[0]),) if named else _DIALECTS
     faults: list[str] = []
+    if tried[0] is jsonschema.Draft3Validator:
+        raise BadSchema("json_schema is written in draft 3, which is not supported; use draft 4 or later.")
     for dialect in tried:
         try:
             dialect.check_schema(root)  # type: ignore[arg-type]  # the stub forgets that true is a schema

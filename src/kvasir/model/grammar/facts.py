@@ -40,6 +40,7 @@ class Facts:
     document: Document
     case: Case
     forbidden: set[str] = field(default_factory=set)  # members that must not be there
+    narrowed: dict[str, tuple[Schema, ...]] = field(default_factory=dict)  # members that must be there, and what else
 
     @property
     def _holds(self) -> tuple[Mapping[str, Any], ...]:
@@ -78,48 +79,52 @@ class Facts:
     @cached_property
     def values(self) -> list[Any] | None:
         """The values that are left of `const` and `enum` when everything else is asked; None without those."""
-        listed = self.listed
-        return None if listed is None else [value for value in listed if self._admits(value)]
+        if self.listed is None:
+            return None
+        # The list is not asked whether it holds its own values: that would take the square of its length.
+        asked = [_without_list(schema, self.listed) for schema in self._holds]
+        return [value for value in _distinct(self.listed) if self._admits(value, [s for s in asked if s])]
 
     @cached_property
     def listed(self) -> list[Any] | None:
         """The shortest list of values that `const` or `enum` give; None without those."""
-        lists = [*self._all("enum"), *([value] for value in self._all("const"))]
-        if not lists:
-            return None
-        return list({json.dumps(value, sort_keys=True): value for value in min(lists, key=len)}.values())
+        lists = [*([value] for value in self._all("const")), *self._all("enum")]
+        return min(lists, key=len) if lists else None
 
     def admits(self, value: object) -> bool:
         """Whether a value satisfies all that holds here."""
         return all(self.document.fits(value, schema) for schema in self._holds)
 
-    def _admits(self, value: object) -> bool:
-        return self.admits(value) and not any(self.document.fits(value, d.schema) for d in self.case.denied)
+    def _admits(self, value: object, asked: list[Schema]) -> bool:
+        fits = self.document.fits
+        return all(fits(value, schema) for schema in asked) and not any(fits(value, d.schema) for d in self.case.denied)
 
     # Objects
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
         """The members that are named, in their order."""
         listed = [name for properties in self._all("properties") for name in properties]
         return [name for name in dict.fromkeys([*listed, *self.required]) if name not in self.forbidden]
 
-    @cached_property
+    @property
     def required(self) -> list[str]:
         """The members that must be there."""
         # Draft 3 wrote a flag into each member instead of a list.
-        return [name for names in self._all("required") if isinstance(names, list) for name in names]
+        listed = [name for names in self._all("required") if isinstance(names, list) for name in names]
+        return [*dict.fromkeys([*listed, *self.narrowed])]
 
     def member(self, name: str) -> tuple[Schema, ...]:
         """All schemas that apply to a member."""
-        return tuple(part for schema in self._holds for part in _member_of(schema, name))
+        found = (part for schema in self._holds for part in _member_of(schema, name))
+        return (*found, *self.narrowed.get(name, ()))
 
     @cached_property
     def patterns(self) -> list[tuple[str, Schema]]:
         """Patterns of names, with what members of such a name must satisfy."""
         return [item for patterns in self._all("patternProperties") for item in patterns.items()]
 
-    @cached_property
+    @property
     def others(self) -> tuple[Schema, ...] | None:
         """What members without a name here must satisfy; None where there may be none.
 
@@ -188,6 +193,17 @@ class Facts:
     def given(self, keyword: str) -> list[Any]:
         """The values of a keyword that ask for something: False and 0 do not."""
         return [value for value in self._all(keyword) if value is not False and value != 0]
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+
+
+def _without_list(schema: Mapping[str, Any], listed: list[Any]) -> Schema:
+    """The schema less the list itself and what only names things."""
+    if schema.get("enum") is not listed:
+        return schema
+    return {name: rule for name, rule in schema.items() if name not in ("enum", "description", "title", "default")}
 
 
 def _member_of(schema: Mapping[str, Any], name: str) -> Iterable[Schema]:

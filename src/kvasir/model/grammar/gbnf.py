@@ -147,12 +147,7 @@ def nonempty(node: Node) -> Node:
 
 def finite(rules: Rules, root: str) -> Rules:
     """The rules that are needed and can come to an end, with every choice that cannot taken out; {} if none can."""
-    ends: set[str] = set()
-    waiting = dict(rules)
-    while found := [name for name, node in waiting.items() if _can_end(node, ends)]:
-        ends.update(found)
-        for name in found:
-            del waiting[name]
+    ends = _ending(rules)
     if root not in ends:
         return {}
     kept: Rules = {}
@@ -163,6 +158,22 @@ def finite(rules: Rules, root: str) -> Rules:
             kept[name] = _pruned(rules[name], ends)
             todo += _names(kept[name])
     return kept
+
+
+def _ending(rules: Rules) -> set[str]:
+    """The rules that can come to an end. One that turns out to be such is told to those that name it, once."""
+    users: dict[str, list[str]] = {}
+    for name, node in rules.items():
+        for used in set(_names(node)):
+            users.setdefault(used, []).append(name)
+    ends: set[str] = set()
+    todo = list(rules)
+    while todo:
+        name = todo.pop()
+        if name not in ends and _can_end(rules[name], ends):
+            ends.add(name)
+            todo += users.get(name, ())
+    return ends
 
 
 def _can_end(node: Node, ends: set[str]) -> bool:

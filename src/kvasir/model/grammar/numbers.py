@@ -19,7 +19,9 @@ _MORE_DIGITS = repeat(DIGIT, 0, MAX_DIGITS - 1)
 
 _INTEGER = seq(optional(Text("-")), choice(Text("0"), seq(_LEADING, _MORE_DIGITS)))
 _FRACTION = seq(Text("."), repeat(DIGIT, 1, MAX_DIGITS))
-_EXPONENT = seq(Chars(((ord("E"), ord("E")), (ord("e"), ord("e")))), optional(Chars(((43, 43), (45, 45)))), DIGIT)
+_EXPONENT = seq(
+    Chars(((ord("E"), ord("E")), (ord("e"), ord("e")))), optional(Chars(((43, 43), (45, 45)))), repeat(DIGIT, 1, 2)
+)
 NUMBER = seq(_INTEGER, optional(_FRACTION), optional(_EXPONENT))
 
 
@@ -120,7 +122,7 @@ def _magnitudes(low: Bound, high: Bound | None) -> Node:
     whole, fraction = _split(low.value)
     least = _End(fraction, low.open)
     if high is None:
-        more = seq(_naturals(whole + 1, None), _fractions(None, None, room=1))
+        more = seq(_naturals(whole + 1, None), _fractions(None, None, room=MAX_DIGITS))
         return choice(seq(Text(str(whole)), _fractions(least, None, room=_room(whole))), more)
     if high.value < low.value:
         return NEVER

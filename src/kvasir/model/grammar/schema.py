@@ -19,8 +19,8 @@ from typing import Any
 
 from kvasir.errors import BadGrammar, BadSchema
 from kvasir.model.grammar import numbers, regex
-from kvasir.model.grammar.denial import absent_members, excludes
-from kvasir.model.grammar.document import Case, Document, Schema
+from kvasir.model.grammar.denial import absent_members, denied_member, excludes
+from kvasir.model.grammar.document import Case, Denial, Document, Schema
 from kvasir.model.grammar.facts import Facts
 from kvasir.model.grammar.formats import FORMATS
 from kvasir.model.grammar.gbnf import (
@@ -44,6 +44,9 @@ from kvasir.model.grammar.strings import CHAR, in_json, json_spelling, other_tha
 
 # The sampler reads no grammar with more rules.
 _MAX_RULES = 10_000
+
+# A schema is itself validated, which takes some ten seconds a megabyte.
+_MAX_BYTES = 512 << 10
 
 # Python's JSON reader recurses, and so does llama.cpp's.
 _MAX_NESTING = 200
@@ -96,6 +99,8 @@ class Compiled:
 @lru_cache(maxsize=64)
 def compile_schema(schema_json: str) -> Compiled:
     """Turn a schema, as JSON text, into a grammar. Raises `BadSchema` where none can be made, with the reason."""
+    if len(schema_json) > _MAX_BYTES:
+        raise BadSchema(f"json_schema has more than {_MAX_BYTES >> 10} KiB; ask for a part of it.")
     try:
         root = json.loads(schema_json)
     except (ValueError, RecursionError) as error:
@@ -161,22 +166,37 @@ class _Compiler:
         facts = Facts(self._document, case)
         if facts.values is not None:
             return choice(*(Text(json.dumps(value, ensure_ascii=False)) for value in facts.values))
-        objects_only = False
-        for denial in case.denied:
-            names = absent_members(denial.schema)
-            if names is not None:
-                objects_only = True
-                absent = [name for name in names if name not in facts.required]
-                if not absent:
-                    return NEVER
-                facts.forbidden.add(absent[0])
-        for denial in case.denied:
-            if absent_members(denial.schema) is None and not excludes(facts, denial.schema):
-                self._unenforced.add(denial.keyword)
+        if not self._forbid(facts):
+            return NEVER
+        self._deny(facts)
+        objects_only = bool(facts.forbidden or facts.narrowed)
         if facts.says_nothing and not objects_only:
             return Ref("value")
         kinds = [kind for kind in facts.types if kind == "object" or not objects_only]
         return choice(*(getattr(self, f"_{kind}")(facts) for kind in kinds))
+
+    def _forbid(self, facts: Facts) -> bool:
+        """Leave out members of which one must be absent; False where all of them must be there."""
+        for denial in facts.case.denied:
+            names = absent_members(denial.schema)
+            absent = [name for name in names or () if name not in facts.required]
+            if names is not None and not absent:
+                return False
+            facts.forbidden.update(absent[:1])
+        return True
+
+    def _deny(self, facts: Facts) -> None:
+        """See that no other denied schema can hold, or say which keyword is not enforced."""
+        for denial in facts.case.denied:
+            if absent_members(denial.schema) is not None or excludes(facts, denial.schema):
+                continue
+            member = denied_member(denial.schema)
+            if member is None:
+                self._unenforced.add(denial.keyword)
+            else:
+                name, part = member
+                rule = self._document.denying(Denial(denial.keyword, part))
+                facts.narrowed[name] = (*facts.narrowed.get(name, ()), rule)
 
     def _boolean(self, _: Facts) -> Node:
         return Ref("boolean")
