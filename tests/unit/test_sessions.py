@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -515,6 +516,75 @@ def test_a_fork_has_the_same_past_and_another_future(service: Service) -> None:
     assert session.tokens[: len(past)] == twin.tokens[: len(past)] == past
     assert "two" in session.text
     assert "one" in twin.text
+
+
+# Whatever is done to them
+
+
+class Mirror:
+    """A session beside the text it must hold."""
+
+    def __init__(self, session: Session, text: str = "", *, is_complete: bool = False) -> None:
+        self.session = session
+        self.text = text
+        self.is_complete = is_complete
+
+    def append(self, dice: random.Random) -> None:
+        text = dice.choice(["the cat", " a", "é🦙", "<|im_end|>", "x" * 9])
+        self.session.append_input(text)
+        self.text += text
+        self.is_complete = False
+
+    def generate(self, dice: random.Random) -> None:
+        """Read some of a reply or all of it, and leave, cancel or end."""
+        if not self.text or self.is_complete:
+            with pytest.raises(errors.BadRequest):
+                self.session.generate_stream(3)
+            return
+        n_read, how = dice.randrange(1, 30), dice.choice(["leave", "cancel", "read"])
+        stop = dice.choice([(), ("e",), ("th",)])
+        seen, last = "", None
+        for chunk in self.session.generate_stream(dice.randrange(1, 40), stop=stop, seed=dice.randrange(9)):
+            if isinstance(chunk, Text):
+                seen += chunk.text
+            else:
+                last = chunk
+            if len(seen) >= n_read and how == "leave":
+                break
+            if len(seen) >= n_read and how == "cancel":
+                self.session.cancel_generate()
+        self.text += seen
+        self.is_complete = isinstance(last, Done) and last.reason is FinishReason.STOP
+
+    def check(self) -> None:
+        tokenizer = self.session._model._weights.tokenizer
+        assert tokenizer.decode(self.session.tokens, special=True) == self.text
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_done_to_sessions_they_hold_what_was_shown(seed: int) -> None:
+    dice = random.Random(seed)
+    with open_fake(workers=2, slots=2, context_size=4096) as service:
+        slow_down(service, 0.0002 * (seed % 2))
+        letters = {token: float("-inf") for token in range(128, 256)}  # no characters cut in the middle
+        mirrors = [Mirror(service.create_session(logit_bias=letters)) for _ in range(3)]
+        for _ in range(60):
+            mirror = dice.choice(mirrors)
+            act = dice.choice(["append", "generate", "generate", "fork", "restore", "end"])
+            if act in ("append", "generate"):
+                getattr(mirror, act)(dice)
+            elif act == "fork":
+                mirrors.append(Mirror(mirror.session.fork(), mirror.text, is_complete=mirror.is_complete))
+            elif act == "restore":
+                restored = service.restore_session(mirror.session.snapshot())
+                mirrors.append(Mirror(restored, mirror.text, is_complete=mirror.is_complete))
+            elif len(mirrors) > 3:
+                mirror.session.end()
+                mirrors.remove(mirror)
+            for each in mirrors:
+                each.check()
+        rest(service)
+        assert all(stats.counters.ledger_faults == 0 for stats in service.stats())
 
 
 # asyncio, closing, current

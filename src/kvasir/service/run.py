@@ -83,14 +83,15 @@ class Run:
 
     @property
     def was_left(self) -> bool:
-        """Whether the consumer left before it had all the text."""
-        return self._n_seen is not None and self._n_seen < len(self._reply.text)
+        """Whether the consumer left before it was told of the end."""
+        return self._n_seen is not None
 
     def said(self) -> list[int]:
         """The tokens that count: those of the text that was, or will be, read."""
         text, tokens = self._reply.text, self._reply.tokens
-        if self.was_left or self._reply.stopped:
-            return tokens_of(self._tokenizer, tokens, text[: self._n_seen])
+        seen = text[: self._n_seen]
+        if len(seen) < len(text) or self._reply.stopped:
+            return tokens_of(self._tokenizer, tokens, seen)
         return tokens
 
     def take(self, event: Event) -> None:

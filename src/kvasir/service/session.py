@@ -216,9 +216,9 @@ class Session:
             return len(self._ledger.tokens)
 
     def _cut(self, run: Run) -> None:
-        """Note that the consumer of a run has left without reading all of it."""
+        """Note that the consumer of a run that has ended left before it was told so."""
         with self._lock:
-            if self._run is run and run.outcome is not None and run.was_left:
+            if self._run is run and run.outcome is not None:
                 self._settle(run)
 
     # How it works
