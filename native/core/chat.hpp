@@ -110,6 +110,7 @@ class ChatParser {
     size_t n_good_ = 0;  // a prefix of the input that fits the form
     size_t depth_ = 0;   // brackets open at the end of the input
     bool rejected_ = false, finished_ = false;
+    bool ended_ = false;  // the text showed the end token of its turn
     mutable std::mutex mutex_;
 };
 

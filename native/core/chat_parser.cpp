@@ -134,11 +134,15 @@ ChatParser::ChatParser(const ChatPrompt &prompt, bool continues) : form_(prompt.
 
 std::vector<ChatDelta> ChatParser::feed(const std::string &text) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return {};
     input_ += text;
     if (rejected_ || finished_) {
         grow("content", given_.content, given_.content + text);
         return deltas();
     }
+    const size_t end = form_->python_tag ? find_turn_end(input_, form_->generation_prompt.size()) : std::string::npos;
+    ended_ = end != std::string::npos;
+    if (ended_) input_.resize(end);
     for (const char c : text) {
         if (c == '{' || c == '[') ++depth_;
         if ((c == '}' || c == ']') && depth_ > 0) --depth_;
@@ -215,17 +219,12 @@ bool ChatParser::read(const std::string &input, bool whole, Reading &out) const 
     }
 }
 
-// The end token of a turn is no text, and Llama 3's tag only says that a call follows.
+// Llama 3's tag is no text, it only says that a call follows.
 bool ChatParser::read_tagged(const std::string &input, bool whole, Reading &out) const {
     const size_t from = std::min(form_->generation_prompt.size(), input.size());
-    const size_t stop = find_turn_end(input, from);
-    const bool stopped = stop != std::string::npos;
-    const std::string text = input.substr(0, stopped ? stop : input.size() - (whole ? 0 : n_held(input, from)));
+    const std::string text = input.substr(0, input.size() - (whole ? 0 : n_held(input, from)));
     const size_t tag = text.find(PYTHON_TAG, from);
-    const bool good =
-        tag == std::string::npos ? parse(text, whole || stopped, out) : read_python(text, tag, whole || stopped, out);
-    if (good && stopped) out.note(input.size(), Last::Closed);
-    return good;
+    return tag == std::string::npos ? parse(text, whole, out) : read_python(text, tag, whole, out);
 }
 
 bool ChatParser::read_python(const std::string &text, size_t tag, bool whole, Reading &out) const {
