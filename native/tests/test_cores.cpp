@@ -1,9 +1,11 @@
-// The process's cores are never lent twice, and everybody gets them in turn.
+// The process's cores are never lent twice, everybody gets them in turn, and threads are shared where cores are.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
 
 #include "core/cores.hpp"
+#include "core/threads.hpp"
 #include "harness.hpp"
 
 TEST(cores_are_never_lent_twice) {
@@ -26,4 +28,31 @@ TEST(cores_are_never_lent_twice) {
     for (std::thread &thread : threads) thread.join();
     EXPECT(most <= 4);
     EXPECT(done == 8);
+}
+
+TEST(threads_are_shared_where_two_pools_would_not_fit_the_cores) {
+    const int32_t count = kvasir::Cores::of_process().count(), n = std::min(count, 64);
+    const auto one = kvasir::ComputeThreads::lend(n, 1), other = kvasir::ComputeThreads::lend(n, 1);
+    EXPECT((one == other) == (2 * int64_t(n) > count));
+    EXPECT(one->pool() != nullptr);
+    EXPECT(kvasir::ComputeThreads::lend(n, 0) != one);  // they spin for another time
+}
+
+TEST(shared_threads_serve_one_context_at_a_time) {
+    const auto threads = kvasir::ComputeThreads::lend(2, 1);
+    std::atomic<int> inside{0}, most{0};
+    std::vector<std::thread> users;
+    for (int t = 0; t < 4; ++t) {
+        users.emplace_back([&] {
+            for (int i = 0; i < 200; ++i) {
+                const kvasir::ComputeTurn turn(threads.get(), 1);
+                const int now = ++inside;
+                for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+                }
+                --inside;
+            }
+        });
+    }
+    for (std::thread &user : users) user.join();
+    EXPECT(most == 1);
 }
