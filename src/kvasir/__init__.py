@@ -18,6 +18,7 @@ from kvasir.errors import KvasirError
 from kvasir.types import Completion, FinishReason, Sampling, Timings, TokenLogprob, Usage
 
 if TYPE_CHECKING:
+    from kvasir.chat import ChatReply, Tool
     from kvasir.model.weights import ModelInfo
     from kvasir.service import Model, Stream, load
     from kvasir.service.runtime import Runtime
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChatReply",
     "Completion",
     "FinishReason",
     "KvasirError",
@@ -37,16 +39,19 @@ __all__ = [
     "Stream",
     "Timings",
     "TokenLogprob",
+    "Tool",
     "Usage",
     "load",
 ]
 
 _LAZY = {
+    "ChatReply": "kvasir.chat",
     "Model": "kvasir.service",
     "ModelInfo": "kvasir.model.weights",
     "Runtime": "kvasir.service.runtime",
     "Service": "kvasir.service.sessions",
     "Stream": "kvasir.service",
+    "Tool": "kvasir.chat",
     "load": "kvasir.service",
 }
 

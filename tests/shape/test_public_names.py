@@ -6,9 +6,11 @@ import dataclasses
 
 import kvasir
 from kvasir.service.cache_view import ModelCache
-from kvasir.service.options import SamplingOptions
+from kvasir.service.chat import CHAT_OPTIONS
+from kvasir.service.options import ChatKeywords, SamplingOptions
 
 PUBLIC = [
+    "ChatReply",
     "Completion",
     "FinishReason",
     "KvasirError",
@@ -20,6 +22,7 @@ PUBLIC = [
     "Stream",
     "Timings",
     "TokenLogprob",
+    "Tool",
     "Usage",
     "load",
 ]
@@ -42,6 +45,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(kvasir, "Lama")
 
 
+def test_the_typed_keywords_of_a_chat_are_the_fields_of_its_options() -> None:
+    assert set(ChatKeywords.__annotations__) - set(SamplingOptions.__annotations__) == set(CHAT_OPTIONS)
+
+
 def test_the_typed_keywords_are_the_fields_of_sampling() -> None:
     fields = {field.name: field.type for field in dataclasses.fields(kvasir.Sampling)}
     keywords = {name: hint.__forward_arg__ for name, hint in SamplingOptions.__annotations__.items()}
@@ -50,18 +57,28 @@ def test_the_typed_keywords_are_the_fields_of_sampling() -> None:
 
 METHODS = {
     "Model": [
+        "achat",
         "aembed",
         "agenerate",
         "arerank",
+        "arun_tools",
         "cache",
+        "chat",
+        "chat_stream",
         "close",
         "closed",
+        "conversation",
+        "count_tokens",
         "detokenize",
         "embed",
         "generate",
         "info",
+        "limit",
         "open",
+        "read",
+        "render",
         "rerank",
+        "run_tools",
         "stats",
         "stream",
         "tokenize",
@@ -98,6 +115,14 @@ METHODS = {
     "Stream": ["cancel", "result"],
 }
 
+VALUES = {
+    "ChatReply": [
+        "content", "finish_reason", "key", "logprobs", "message", "messages", "parsed", "reasoning", "seed", "stop",
+        "timings", "tool_calls", "usage",
+    ],
+    "Tool": ["call", "description", "function", "is_async", "name", "of", "parameters", "schema"],
+}  # fmt: skip
+
 CACHE_METHODS = ["clear", "ls", "prune", "stats", "verify", "warm"]
 
 
@@ -107,6 +132,11 @@ def test_the_public_methods_are_pinned_and_documented() -> None:
         assert [member for member in dir(kind) if not member.startswith("_")] == methods
         for method in methods:
             assert getattr(kind, method).__doc__, f"{name}.{method}"
+
+
+def test_the_fields_of_values_are_pinned() -> None:
+    for name, members in VALUES.items():
+        assert [member for member in dir(getattr(kvasir, name)) if not member.startswith("_")] == members
 
 
 def test_the_calls_of_a_models_cache_are_pinned_and_documented() -> None:
