@@ -97,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layout", choices=["auto", *LAYOUTS], default="auto", help="Kvasir's KV layout")
     # 2,560 a slot: the late prompt and its reply fit a slot of its own in the split layout.
     parser.add_argument("-c", "--context", type=int, default=SLOTS * 2560, help="cells of all slots together")
+    parser.set_defaults(model="smollm2@q8_0")
     # llama-server's own defaults.
     parser.add_argument("-b", "--batch", type=int, default=2048, help="logical batch of all sides")
     parser.add_argument("-ub", "--ubatch", type=int, default=512, help="physical batch of all sides")
