@@ -86,6 +86,9 @@ common_chat_templates_inputs inputs_of(const ChatRequest &request) {
     } catch (const std::exception &e) {
         bad("these messages or tools do not have OpenAI's shape: " + short_reason(e.what()) + ".");
     }
+    for (const common_chat_tool &tool : in.tools) {
+        if (!tool.parameters.empty()) check_schema_limits(tool.parameters);  // raises BadSchema
+    }
     if (request.continue_final && (in.messages.empty() || in.messages.back().role != "assistant")) {
         bad("only a final message of the assistant can be continued; end the messages with one.");
     }
