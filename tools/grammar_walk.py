@@ -58,7 +58,8 @@ class Walk:
     def _count(self, node: Repeat, *, hurry: bool) -> int:
         if hurry or _cost(node.part, self._cost) >= FAR:
             return node.least
-        most = node.least + 4 if node.most is None or node.most > LONG else node.most
+        most = node.most if node.most is not None else FAR
+        most = min(most, node.least + 4) if most > LONG else most
         return min(node.least + self._random.choice((0, 0, 1, 1, 2, 3, most)), most)
 
     def _char(self, ranges: Ranges) -> str:
