@@ -15,7 +15,8 @@ BOUNDED = [
     example for example in EXAMPLES
     if example.name in {
         "types", "enum", "minimum", "number bounds", "minLength", "pattern with a length", "date-time", "order",
-        "minItems", "prefixItems", "oneOf by required", "oneOf by kind", "allOf narrows", "if", "dependentRequired", "uuid",
+        "minItems", "prefixItems", "oneOf by required", "oneOf by kind", "allOf narrows", "if", "dependentRequired",
+        "uuid",
     }
 ]  # fmt: skip
 
