@@ -46,14 +46,15 @@ class Facts:
     def _holds(self) -> tuple[Mapping[str, Any], ...]:
         return self.case.holds
 
-    def _all(self, keyword: str) -> Iterator[Any]:
+    def said(self, keyword: str) -> Iterator[Any]:
+        """Every value that is given for a keyword."""
         return (schema[keyword] for schema in self._holds if keyword in schema)
 
     @cached_property
     def declared(self) -> frozenset[str]:
         """The types that `type` leaves; all of them without it."""
         found = set(TYPES)
-        for wanted in self._all("type"):
+        for wanted in self.said("type"):
             named = {wanted} if isinstance(wanted, str) else set(wanted)
             found &= named | ({"integer"} if "number" in named else set())
         return frozenset(found)
@@ -88,7 +89,7 @@ class Facts:
     @cached_property
     def listed(self) -> list[Any] | None:
         """The shortest list of values that `const` or `enum` give; None without those."""
-        lists = [*([value] for value in self._all("const")), *self._all("enum")]
+        lists = [*([value] for value in self.said("const")), *self.said("enum")]
         return min(lists, key=len) if lists else None
 
     def admits(self, value: object) -> bool:
@@ -104,14 +105,14 @@ class Facts:
     @property
     def names(self) -> list[str]:
         """The members that are named, in their order."""
-        listed = [name for properties in self._all("properties") for name in properties]
+        listed = [name for properties in self.said("properties") for name in properties]
         return [name for name in dict.fromkeys([*listed, *self.required]) if name not in self.forbidden]
 
     @property
     def required(self) -> list[str]:
         """The members that must be there."""
         # Draft 3 wrote a flag into each member instead of a list.
-        listed = [name for names in self._all("required") if isinstance(names, list) for name in names]
+        listed = [name for names in self.said("required") if isinstance(names, list) for name in names]
         return [*dict.fromkeys([*listed, *self.narrowed])]
 
     def member(self, name: str) -> tuple[Schema, ...]:
@@ -122,7 +123,7 @@ class Facts:
     @cached_property
     def patterns(self) -> list[tuple[str, Schema]]:
         """Patterns of names, with what members of such a name must satisfy."""
-        return [item for patterns in self._all("patternProperties") for item in patterns.items()]
+        return [item for patterns in self.said("patternProperties") for item in patterns.items()]
 
     @property
     def others(self) -> tuple[Schema, ...] | None:
@@ -130,12 +131,12 @@ class Facts:
 
         A schema that names members means those, unless it speaks of others; so do all who write schemas for models.
         """
-        said = [*self._all("additionalProperties")]
-        if any(rule is False for rule in [*said, *self._all("unevaluatedProperties")]):
+        said = [*self.said("additionalProperties")]
+        if any(rule is False for rule in [*said, *self.said("unevaluatedProperties")]):
             return None
         if (self.names or self.patterns) and not said:
             return None
-        return tuple(rule for rule in [*said, *self._all("unevaluatedProperties")] if rule is not True)
+        return tuple(rule for rule in [*said, *self.said("unevaluatedProperties")] if rule is not True)
 
     # Arrays
 
@@ -154,19 +155,19 @@ class Facts:
         """What items after those with a place must satisfy; None where there may be none."""
         said = any("items" in schema or "additionalItems" in schema for schema in self._holds)
         found = self.place(self.n_places)
-        if False in found or False in list(self._all("unevaluatedItems")) or (self.n_places and not said):
+        if False in found or False in list(self.said("unevaluatedItems")) or (self.n_places and not said):
             return None
-        return (*found, *(rule for rule in self._all("unevaluatedItems") if rule is not True))
+        return (*found, *(rule for rule in self.said("unevaluatedItems") if rule is not True))
 
     # Sizes and bounds
 
     def least(self, keyword: str) -> int:
         """The largest of a lower limit."""
-        return max((int(value) for value in self._all(keyword)), default=0)
+        return max((int(value) for value in self.said(keyword)), default=0)
 
     def most(self, keyword: str) -> int | None:
         """The smallest of an upper limit."""
-        return min((int(value) for value in self._all(keyword)), default=None)
+        return min((int(value) for value in self.said(keyword)), default=None)
 
     @cached_property
     def low(self) -> Bound | None:
@@ -188,11 +189,11 @@ class Facts:
 
     def texts(self, keyword: str) -> list[str]:
         """The different texts of a keyword like `pattern`."""
-        return list(dict.fromkeys(self._all(keyword)))
+        return list(dict.fromkeys(self.said(keyword)))
 
     def given(self, keyword: str) -> list[Any]:
         """The values of a keyword that ask for something: False and 0 do not."""
-        return [value for value in self._all(keyword) if value is not False and value != 0]
+        return [value for value in self.said(keyword) if value is not False and value != 0]
 
 
 def _distinct(values: list[Any]) -> list[Any]:

@@ -272,7 +272,7 @@ class _Compiler:
         least, most = facts.least("minItems"), facts.most("maxItems")
         if most is None or most > 1:
             self._leave(facts, "uniqueItems")
-        if facts.given("contains") or "contains" in self._keywords(facts):
+        if list(facts.said("contains")):
             self._unenforced.add("contains")
         n_first = facts.n_places if most is None else min(facts.n_places, most)
         least = max(least, n_first)
@@ -285,10 +285,6 @@ class _Compiler:
         rest = None if facts.rest is None or most == n_first else self._rule(facts.rest, "item")
         return seq(Text("["), _SPACE, _items(first, rest, least, most), _SPACE, Text("]"))
 
-    @staticmethod
-    def _keywords(facts: Facts) -> set[str]:
-        return {keyword for schema in facts.case.holds for keyword in schema}
-
     # Objects
 
     def _object(self, facts: Facts) -> Node:
@@ -296,7 +292,7 @@ class _Compiler:
             return NEVER
         rules = facts.given("propertyNames")
         names = [name for name in facts.names if all(self._document.fits(name, rule) for rule in rules)]
-        if set(facts.required) - set(names) or False in facts._all("propertyNames"):
+        if set(facts.required) - set(names) or False in facts.said("propertyNames"):
             return NEVER
         extra = self._extra(facts, names)
         entries = [_Entry(self._entry(name, facts), name in facts.required) for name in names]

@@ -51,11 +51,6 @@ def quoted(body: Node) -> Node:
 CHAR = in_json(EVERY)
 
 
-def any_string(least: int = 0, most: int | None = None) -> Node:
-    """A JSON string of so many characters."""
-    return quoted(repeat(CHAR, least, most))
-
-
 def other_than(names: Iterable[str]) -> Node:
     """A JSON string that is none of these names, and not empty."""
     tree: dict[str, dict[str, object]] = {}
