@@ -147,6 +147,57 @@ void add_python_tag(ReplyForm &form, common_chat_params &cp, const common_chat_t
     }
 }
 
+using Signs = std::bitset<256>;
+
+// The parser behind names. Rules may refer to themselves, so that the way is short or given up.
+common_peg_parser_id unnamed(const common_peg_arena &arena, common_peg_parser_id id) {
+    for (int i = 0; i < 8; ++i) {
+        if (const auto *rule = std::get_if<common_peg_rule_parser>(&arena.get(id))) {
+            id = rule->child;
+        } else if (const auto *ref = std::get_if<common_peg_ref_parser>(&arena.get(id))) {
+            id = arena.get_rule(ref->name);
+        }
+    }
+    return id;
+}
+
+// Adds the first bytes of what ends a part that is text up to a marker. False where it is more than that.
+bool add_signs(const common_peg_arena &arena, common_peg_parser_id id, Signs &signs, bool &has_until) {
+    const auto add = [&](const std::string &marker) {
+        marker.empty() ? signs : signs.set(static_cast<uint8_t>(marker[0]));
+    };
+    const common_peg_parser_variant &parser = arena.get(id);
+    if (const auto *until = std::get_if<common_peg_until_parser>(&parser)) {
+        std::for_each(until->delimiters.begin(), until->delimiters.end(), add);
+        return has_until = true;
+    }
+    if (const auto *literal = std::get_if<common_peg_literal_parser>(&parser)) {
+        add(literal->literal);
+        return true;
+    }
+    if (const auto *negated = std::get_if<common_peg_not_parser>(&parser)) {
+        return add_signs(arena, negated->child, signs, has_until);
+    }
+    if (const auto *sequence = std::get_if<common_peg_sequence_parser>(&parser)) {
+        return std::all_of(sequence->children.begin(), sequence->children.end(),
+                           [&](common_peg_parser_id child) { return add_signs(arena, child, signs, has_until); });
+    }
+    return std::holds_alternative<common_peg_any_parser>(parser);
+}
+
+// Every byte is a sign where a part of the reply is not simply text up to a marker.
+Signs signs_of(const common_peg_arena &arena) {
+    Signs signs;
+    signs.set('<');
+    for (size_t id = 0; id < arena.size(); ++id) {
+        const auto *tag = std::get_if<common_peg_tag_parser>(&arena.get(id));
+        if (!tag || (tag->tag != "content" && tag->tag != "reasoning")) continue;
+        bool has_until = false;
+        if (!add_signs(arena, unnamed(arena, tag->child), signs, has_until) || !has_until) return signs.set();
+    }
+    return signs;
+}
+
 ChatPrompt prompt_of(common_chat_params &&cp, const common_chat_templates_inputs &in, const std::string &source) {
     ChatPrompt out;
     auto form = std::make_shared<ReplyForm>();
@@ -160,6 +211,7 @@ ChatPrompt prompt_of(common_chat_params &&cp, const common_chat_templates_inputs
                             tag.find("function") == std::string::npos;
                  });
     if (!cp.parser.empty()) form->arena.load(cp.parser);
+    form->signs = signs_of(form->arena);
     out.form = std::move(form);
     out.format = common_chat_format_name(cp.format);
     out.prompt = std::move(cp.prompt);

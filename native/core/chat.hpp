@@ -87,6 +87,8 @@ class ChatParser {
   private:
     struct Reading;
 
+    void count_brackets(const std::string &text);
+    bool goes_on(const std::string &text);
     void advance();
     void close();
     bool read(const std::string &input, bool whole, Reading &out) const;
@@ -99,7 +101,9 @@ class ChatParser {
     void take(const Reading &reading);
     void reject(const Reading &reading);
     size_t closes_thinking(size_t at) const;  // how long the end marker is that stands here, 0 for none
+    void remember(const Reading &reading);
     void grow(const char *kind, std::string &given, const std::string &text);
+    void append(const char *kind, std::string &given, const std::string &text);
     void grow_call(size_t index, const ChatCall &call);
     std::vector<ChatDelta> deltas();
 
@@ -107,8 +111,11 @@ class ChatParser {
     std::string input_;       // the generation prompt, then all that came
     ChatReply given_, base_;  // base_: what the prompt itself had said already
     std::vector<ChatDelta> pending_;
-    size_t n_good_ = 0;  // a prefix of the input that fits the form
-    size_t depth_ = 0;   // brackets open at the end of the input
+    std::string *open_ = nullptr;  // the part of given_ that the input ends in, where more of it may follow
+    size_t n_given_ = 0;           // how much of the input that part accounts for
+    size_t n_good_ = 0;            // a prefix of the input that fits the form
+    size_t depth_ = 0;             // brackets open at the end of the input
+    bool line_begins_ = true;
     bool rejected_ = false, finished_ = false;
     bool ended_ = false;  // the text showed the end token of its turn
     mutable std::mutex mutex_;

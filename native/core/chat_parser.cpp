@@ -137,19 +137,59 @@ std::vector<ChatDelta> ChatParser::feed(const std::string &text) {
     if (ended_) return {};
     input_ += text;
     if (rejected_ || finished_) {
-        grow("content", given_.content, given_.content + text);
+        append("content", given_.content, text);
         return deltas();
     }
     const size_t end = form_->python_tag ? find_turn_end(input_, form_->generation_prompt.size()) : std::string::npos;
     ended_ = end != std::string::npos;
     if (ended_) input_.resize(end);
+    count_brackets(text);
+    if (!goes_on(text)) advance();
+    return deltas();
+}
+
+// Text without the first byte of any marker belongs to what it follows. Nearly every token is such a text, and reading
+// the whole reply again for each would take longer the longer it is.
+bool ChatParser::goes_on(const std::string &text) {
+    const auto is_sign = [&](char c) { return form_->signs.test(static_cast<unsigned char>(c)); };
+    if (!open_ || ended_ || std::any_of(text.begin(), text.end(), is_sign)) return false;
+    const bool thinks = open_ == &given_.reasoning;
+    size_t end = input_.size();
+    while (thinks && end > n_given_ && is_space(input_[end - 1])) {
+        --end;
+    }
+    append(thinks ? "reasoning" : "content", *open_, input_.substr(n_given_, end - n_given_));
+    n_given_ = end;
+    return true;
+}
+
+// Where the last reading ended, and whether plain text may simply follow.
+void ChatParser::remember(const Reading &reading) {
+    n_good_ = input_.size();
+    n_given_ = std::min(reading.end, input_.size());
+    open_ = reading.last == Last::Content     ? &given_.content
+            : reading.last == Last::Reasoning ? &given_.reasoning
+                                              : nullptr;
+    if (!open_ || open_->empty() || reading.end != input_.size()) open_ = nullptr;
+    while (open_ == &given_.reasoning && n_given_ > 0 && is_space(input_[n_given_ - 1])) {
+        --n_given_;
+    }
+}
+
+// A line that does not begin as one of JSON can is prose: no JSON goes on across it.
+void ChatParser::count_brackets(const std::string &text) {
+    const std::string json_lines = "{}[]\"'-0123456789tfnTFN,:";
     for (const char c : text) {
+        if (depth_ > MAX_OPEN_BRACKETS) return;
+        if (c == '\n') {
+            line_begins_ = true;
+        } else if (line_begins_ && !is_space(c)) {
+            if (json_lines.find(c) == std::string::npos) depth_ = 0;
+            line_begins_ = false;
+        }
         if (c == '{' || c == '[') ++depth_;
         if ((c == '}' || c == ']') && depth_ > 0) --depth_;
-        if (depth_ > MAX_OPEN_BRACKETS) break;
     }
-    advance();
-    return deltas();
 }
 
 std::vector<ChatDelta> ChatParser::finish() {
@@ -166,8 +206,9 @@ void ChatParser::advance() {
         reject(reading);
     } else if (fits(input_, false, reading)) {
         take(reading);
-        n_good_ = input_.size();
+        remember(reading);
     } else {
+        open_ = nullptr;
         n_good_ = longest_fitting(reading);
         take(reading);
         if (input_.size() - n_good_ > PATIENCE_BYTES) reject(reading);
@@ -190,7 +231,7 @@ void ChatParser::close() {
     if (all_space(input_, from)) {
         rejected_ = reading.in_call;
     } else if (reading.last == Last::Reasoning && !closes_thinking(from)) {
-        grow("reasoning", given_.reasoning, given_.reasoning + input_.substr(from));
+        append("reasoning", given_.reasoning, input_.substr(from));
     } else {
         reject(reading);
         rejected_ = reading.in_call;
@@ -300,10 +341,10 @@ void ChatParser::take(const Reading &reading) {
 
 // From here on all is content. The marker that ends the thinking is not: it belongs to what was given.
 void ChatParser::reject(const Reading &reading) {
-    size_t from = std::min(reading.end, input_.size());
+    size_t from = std::min(std::max(reading.end, n_given_), input_.size());
     if (reading.last == Last::Reasoning) from += closes_thinking(from);
     rejected_ = true;
-    grow("content", given_.content, given_.content + input_.substr(from));
+    append("content", given_.content, input_.substr(from));
 }
 
 size_t ChatParser::closes_thinking(size_t at) const {
@@ -317,9 +358,13 @@ size_t ChatParser::closes_thinking(size_t at) const {
 }
 
 void ChatParser::grow(const char *kind, std::string &given, const std::string &text) {
-    if (text.size() <= given.size()) return;
-    pending_.push_back({kind, text.substr(given.size()), 0, "", ""});
-    given = text;
+    if (text.size() > given.size()) append(kind, given, text.substr(given.size()));
+}
+
+void ChatParser::append(const char *kind, std::string &given, const std::string &text) {
+    if (text.empty()) return;
+    pending_.push_back({kind, text, 0, "", ""});
+    given += text;
 }
 
 void ChatParser::grow_call(size_t index, const ChatCall &call) {

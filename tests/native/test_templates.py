@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,18 @@ def test_whatever_a_model_replies_nothing_is_lost(name: str, talk: str) -> None:
     parts = read_both_ways(prompt, STRAY)
     assert parts["calls"] == []
     assert parts["content"] + parts["reasoning"] == STRAY
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"])
+def test_a_long_reply_is_not_read_again_for_every_token(name: str) -> None:
+    prompt = render(name, [USER], tools=TOOLS)
+    parser = native.ChatParser(prompt)
+    parser.feed(OFF.get(name, "") + "It")
+    began = time.process_time()
+    for _ in range(40_000):
+        parser.feed(" is ")
+    assert time.process_time() - began < 10  # half a second; a minute where each token costs a whole reading
+    assert len(parser.content) == 2 + 160_000
 
 
 # What the template prints is not what the model writes, or there is no thought to be had.
