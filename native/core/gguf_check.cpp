@@ -220,10 +220,17 @@ void check_shape(const std::string &path, const Keys &keys, GgufFacts &facts) {
     }
     for (const char *name :
          {"attention.key_length", "attention.value_length", "attention.key_length_swa", "attention.value_length_swa",
-          "rope.dimension_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
-          "ssm.group_count", "shortconv.l_cache", "wkv.head_size", "vocab_size"}) {
+          "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+          "shortconv.l_cache", "wkv.head_size", "vocab_size"}) {
         keys.number(arch + name, 1, 16 * MAX_WIDTH);
     }
+    for (const char *name : {"rope.dimension_count", "rope.dimension_count_swa"}) {
+        const auto rotated = keys.number(arch + name, 1, 16 * MAX_WIDTH);
+        if (rotated && *rotated % 2 != 0) {
+            refuse(path, "it rotates " + std::to_string(*rotated) + " dimensions of a head; rotation takes pairs.");
+        }
+    }
+    keys.number(arch + "embedding_length_out", 0, MAX_WIDTH);
     keys.number(arch + "attention.sliding_window", 0, MAX_CONTEXT);
     keys.number(arch + "nextn_predict_layers", 0, facts.block_count);
     const auto experts = keys.number(arch + "expert_count", 0, MAX_EXPERTS);

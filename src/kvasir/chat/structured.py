@@ -72,7 +72,7 @@ def _of_grammar(grammar: Any) -> Constraint:
 def _of_regex(pattern: Any) -> Constraint:
     if not isinstance(pattern, str):
         raise BadOption(f"regex must be a regular expression as text, got {_shown(pattern)}.")
-    rules = gbnf.finite({"root": regex.full_match(pattern)}, "root")
+    rules = gbnf.finite({"root": regex.full_match(pattern, narrow=True)}, "root")
     if not rules:
         raise BadGrammar(f"the regular expression {_shown(pattern)} matches nothing; write one that does.")
     wanted = re.compile(pattern)
