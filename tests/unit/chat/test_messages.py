@@ -28,7 +28,7 @@ def test_calls_have_their_arguments_as_json_text() -> None:
 
 
 def test_what_comes_out_goes_in_again_unchanged() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "1+1?", "name": "Ann"},
         {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]},
@@ -40,7 +40,7 @@ def test_what_comes_out_goes_in_again_unchanged() -> None:
 
 
 def test_what_other_clients_leave_empty_is_ignored() -> None:
-    dumped = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None}
+    dumped: dict[str, Any] = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None}
     assert normalise([dumped]) == [{"role": "assistant", "content": "Hi"}]
 
 
