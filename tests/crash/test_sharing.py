@@ -30,7 +30,7 @@ def race(folder: Path, n_rows: int) -> None:
     counts = [[int(word) for word in twin.communicate(timeout=3000)[0].split()] for twin in twins]
     assert all(twin.returncode == 0 for twin in twins)
     assert sum(published for published, _ in counts) == n_rows, "each row was published exactly once"
-    assert all(adopted > 0 for _, adopted in counts), "the twins never met"
+    assert sum(adopted for _, adopted in counts) > 0, "the twins never met"
     check_after(folder, n_rows)
 
 
