@@ -11,9 +11,10 @@ import string
 
 from kvasir.cli.wrap import Piece
 
-# A mark that is not closed within so many characters is text. Long enough for a bold sentence, short enough that
+# A mark that is not closed within so many characters is text, also where all of it is there: how a text looks must not
+# depend on how it was cut up. Long enough for a bold sentence, short enough that
 # nobody wonders where the reply has gone.
-HOLD = 160
+HOLD = 240
 
 _SPECIAL = re.compile(r"[`*_~\[\\]")
 _LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
@@ -73,11 +74,12 @@ def _escaped(text: str, start: int, *, style: str, whole: bool) -> _Found | None
 
 
 def _link(text: str, start: int, *, style: str, whole: bool) -> _Found | None:
-    if found := _LINK.match(text, start):
+    found = _LINK.match(text, start)
+    if found is not None and found.end() - start <= HOLD:
         label, address = found[1], found[2]
         pieces, _ = inline(label, style=f"{style} underline".strip())
         return (pieces if label == address else [*pieces, Piece(f" ({address})", "dim")]), found.end()
-    if not whole and len(text) - start < HOLD and _LINK_BEGUN.fullmatch(text, start):
+    if not whole and len(text) - start <= HOLD and _LINK_BEGUN.fullmatch(text, start):
         return None
     return [Piece("[", style)], start + 1
 
@@ -87,7 +89,7 @@ def _code(text: str, start: int, size: int, *, style: str, whole: bool) -> _Foun
     mark = "`" * size
     ends = (found for found in re.finditer("`+", text[inner:]) if found[0] == mark)
     end = next(ends, None)
-    if end is None or (inner + end.end() == len(text) and not whole):
+    if end is None or not _is_certain(text, start, inner + end.end(), whole=whole):
         return _unclosed(text, start, mark, style=style, whole=whole)
     code = text[inner : inner + end.start()]
     if code.startswith(" ") and code.endswith(" ") and code.strip():
@@ -104,13 +106,18 @@ def _emphasis(text: str, start: int, size: int, *, style: str, before: str, whol
     char, word = re.escape(mark[0]), r"(?!\w)" if mark[0] == "_" else ""
     closing = re.compile(rf"(?<![\s{char}\\]){re.escape(mark)}(?!{char}){word}")
     end = closing.search(text, inner + 1)
-    if end is None or (end.end() == len(text) and not whole):
+    if end is None or not _is_certain(text, start, end.end(), whole=whole):
         return _unclosed(text, start, mark, style=style, whole=whole)
     pieces, _ = inline(text[inner : end.start()], style=f"{style} {_STYLES[mark]}".strip(), before=mark)
     return pieces, end.end()
 
 
+def _is_certain(text: str, start: int, end: int, *, whole: bool) -> bool:
+    """Whether a closing mark is near enough, and cannot become longer."""
+    return end - start <= HOLD and (whole or end < len(text))
+
+
 def _unclosed(text: str, start: int, mark: str, *, style: str, whole: bool) -> _Found | None:
-    if not whole and len(text) - start < HOLD:
+    if not whole and len(text) - start <= HOLD:
         return None
     return [Piece(mark, style)], start + len(mark)

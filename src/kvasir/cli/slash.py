@@ -16,7 +16,7 @@ from kvasir.cli.talk import Talk
 from kvasir.errors import BadRequest, suggest
 
 if TYPE_CHECKING:
-    from kvasir.service.conversation import Turn
+    from kvasir.service.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

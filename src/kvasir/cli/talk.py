@@ -14,8 +14,9 @@ from kvasir.chat.events import ChatReply
 from kvasir.errors import BadRequest
 
 if TYPE_CHECKING:
-    from kvasir.service.conversation import Conversation, Turn
+    from kvasir.service.conversation import Conversation
     from kvasir.service.model import Model
+    from kvasir.service.turn import Turn
 
 
 class Talk:

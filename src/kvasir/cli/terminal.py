@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvasir.cli.prompt_line import PromptLine
-    from kvasir.service.conversation import Turn
+    from kvasir.service.turn import Turn
 
 # So many times Ctrl-C without the reply ending: it is left as it is.
 PATIENCE = 3
@@ -158,8 +158,9 @@ def _quiet_keys() -> Iterator[None]:
         return
     before = termios.tcgetattr(sys.stdin)
     quiet = [*before]
-    quiet[0] = before[0] & ~termios.ICRNL  # else Enter would arrive as Ctrl-J
-    quiet[3] = before[3] & ~termios.ECHO
+    # Keys arrive as the prompt wants them: Enter not as Ctrl-J, Ctrl-D as itself.
+    quiet[0] = before[0] & ~termios.ICRNL
+    quiet[3] = before[3] & ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
