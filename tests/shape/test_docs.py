@@ -32,6 +32,7 @@ MODULES = {
     "model",
     "cli",
     "cache",
+    "chat",
     "server",
     "llama",
 }
