@@ -1,8 +1,8 @@
 """One stream through `model.stream` against llama-bench: decode, decode with default sampling, prefill.
 
 A generation of n + 1 tokens after a prompt of d gives its first token with the prefill and then makes n decodes at
-depths d, d + 1, ...: exactly the work of `llama-bench -n N -d D`. Every round opens the model anew, as llama-bench does,
-and measures several times; on a shared machine one such figure strays by a quarter, and only the median of many tells.
+depths d, d + 1, ...: exactly the work of `llama-bench -n N -d D`. Every round opens the model anew, as llama-bench
+does, and measures several times: on a shared machine one figure strays by a quarter, and only the median of many tells.
 """
 
 from __future__ import annotations

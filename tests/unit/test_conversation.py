@@ -88,8 +88,7 @@ def test_leaving_the_loop_keeps_what_was_said(model: Model) -> None:
         said += piece
         if len(said) >= 3:
             break
-    assert chat.messages[-1]["content"].startswith(said)
-    assert len(chat.messages[-1]["content"]) < 200
+    assert chat.messages[-1]["content"] == said
     assert settled(chat).say("go on").result().usage.cached_tokens > 0
 
 
@@ -103,8 +102,8 @@ def test_a_callback_can_stop_a_reply(model: Model) -> None:
 
     reply = chat.say("hello", callback=listen).result()
     assert reply.finish_reason is FinishReason.CANCELLED
-    assert len(heard) >= 3
-    assert chat.messages[-1]["content"].startswith("".join(heard[:3]))
+    assert len(heard) == 3
+    assert chat.messages[-1]["content"] == "".join(heard) == reply.content
 
 
 def test_a_reply_that_nobody_read_is_settled_by_what_comes_next(model: Model) -> None:

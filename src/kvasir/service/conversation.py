@@ -14,19 +14,20 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from kvasir.chat.events import ChatReply, Done, Event, Evicted, Text
+from kvasir.chat.events import ChatReply, Event, Evicted
 from kvasir.chat.eviction import Sized, choose
 from kvasir.chat.messages import Message, normalise
 from kvasir.errors import BadOption, BadRequest, ContextFull, KvasirError, NotFound
 from kvasir.service import chat
-from kvasir.service.chat import ChatOptions, ChatStream
+from kvasir.service.chat import ChatOptions
 from kvasir.service.options import SamplingOptions
 from kvasir.service.stream import Stream
+from kvasir.service.turn import Turn
 from kvasir.types import Sampling
 
 if TYPE_CHECKING:
@@ -372,110 +373,6 @@ class Conversation:
         del self._messages[index:]
         self._commit()
         return list(forgotten)
-
-
-class Turn:
-    """One reply of a conversation, as it comes.
-
-    Iterate (`for` or `async for`) for pieces of text; `events()` and `aevents()` give everything, `result()` or `await`
-    the whole reply. Leaving the loop, `cancel()` and a `with` block stop it; what was said stays in the conversation.
-    """
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        stream: ChatStream,
-        *,
-        news: list[Event],
-        callback: Callable[[str], object] | None,
-    ) -> None:
-        self._conversation = conversation
-        self._stream = stream
-        self._news = news
-        self._callback = callback
-        self._reply: ChatReply | None = None
-        self._over = False
-
-    def __iter__(self) -> Iterator[str]:
-        for event in self.events():
-            if isinstance(event, Text):
-                yield event.text
-
-    def events(self) -> Iterator[Event]:
-        """Every event: text, reasoning, tool calls, what was given up, and at the end `Done`."""
-        try:
-            yield from self._take_news()
-            for event in self._stream:
-                self._note(event)
-                yield event
-        finally:
-            self.close()
-
-    def result(self) -> ChatReply:
-        """Read to the end and return the whole reply."""
-        for _ in self.events():
-            pass
-        assert self._reply is not None
-        return self._reply
-
-    def cancel(self) -> None:
-        """Stop the reply, from any thread."""
-        self._stream.cancel()
-
-    def close(self) -> None:
-        """Stop the reply if it still runs, and keep what was said. Harmless when it has ended."""
-        if self._over:
-            return
-        self._over = True
-        if self._reply is None:
-            self._stream.cancel()
-            try:
-                self._reply = self._stream.result()
-            except KvasirError:
-                self._conversation._failed()
-                raise
-        self._conversation._replied(self._reply)
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        async for event in self.aevents():
-            if isinstance(event, Text):
-                yield event.text
-
-    async def aevents(self) -> AsyncIterator[Event]:
-        """`events()` in asyncio."""
-        try:
-            for event in self._take_news():
-                yield event
-            async for event in self._stream:
-                self._note(event)
-                yield event
-        finally:
-            self.close()
-
-    def __await__(self) -> Any:
-        return self._aresult().__await__()
-
-    async def _aresult(self) -> ChatReply:
-        async for _ in self.aevents():
-            pass
-        assert self._reply is not None
-        return self._reply
-
-    def __enter__(self) -> Turn:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _take_news(self) -> list[Event]:
-        news, self._news = self._news, []
-        return news
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Done):
-            self._reply = event.reply
-        elif isinstance(event, Text) and self._callback is not None and self._callback(event.text) is False:
-            self._stream.cancel()
 
 
 def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
