@@ -8,6 +8,7 @@ import sys
 HEAVY = [
     "typer",
     "rich",
+    "prompt_toolkit",
     "huggingface_hub",
     "pydantic",
     "numpy",

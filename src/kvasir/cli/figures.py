@@ -96,7 +96,7 @@ def _cache(talk: Talk) -> list[tuple[str, str]]:
     except KvasirError:
         return [("cache", "off")]
     hits = f"{stats.hits:,} hits, {stats.misses:,} misses"
-    return [("cache", _joined(hits, f"{stats.tokens_restored:,} tokens restored"))]
+    return [("cache", _joined(hits, f"{stats.tokens_restored:,} tokens restored" if stats.tokens_restored else ""))]
 
 
 def _joined(*parts: str) -> str:

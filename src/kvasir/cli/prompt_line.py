@@ -45,7 +45,7 @@ class PromptLine:
             completer=CommandCompleter(),
             key_bindings=self._keys(),
             bottom_toolbar=self._bottom,
-            prompt_continuation=[("class:prompt", "· ")],
+            prompt_continuation=_continuation,
             style=STYLE,
             multiline=True,
             reserve_space_for_menu=4,
@@ -90,6 +90,11 @@ class PromptLine:
             self._is_leaving = True
 
         return keys
+
+
+def _continuation(_: int, __: int, n_wraps: int) -> StyleAndTextTuples:
+    """What stands before a further line; before one that only ran over the margin, nothing."""
+    return [("class:prompt", "  " if n_wraps else "· ")]
 
 
 class CommandCompleter(Completer):

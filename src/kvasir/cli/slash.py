@@ -86,7 +86,9 @@ def _undo(talk: Talk, _: str) -> Answer:
 
 
 def _regenerate(talk: Talk, _: str) -> Answer:
-    return Answer([f"again: “{brief({'content': talk.last_question()})}”"], reply=lambda: talk.chat.regenerate())
+    # A fixed seed would give the same reply.
+    again = f"again: “{brief({'content': talk.last_question()})}”"
+    return Answer([again], reply=lambda: talk.chat.regenerate(seed=None))
 
 
 def _edit(talk: Talk, text: str) -> Answer:
