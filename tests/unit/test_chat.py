@@ -93,7 +93,9 @@ def test_tools_are_run_and_the_exchange_comes_back(model: Model) -> None:
     assert roles[:3] == ["user", "assistant", "tool"]
     assert reply.messages[2]["content"].lstrip("-").isdigit()
     assert reply.messages[2]["tool_call_id"] == reply.messages[1]["tool_calls"][0]["id"]
-    assert roles[-1] == "assistant"
+    # One round and no more: then it must answer.
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    assert reply.tool_calls == ()
 
 
 def test_what_a_tool_raises_is_told_to_the_model(model: Model) -> None:

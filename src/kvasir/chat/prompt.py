@@ -89,7 +89,8 @@ class Template:
             "continue_final": continue_final,
             "kwargs": {name: _json(name, value) for name, value in (kwargs or {}).items()},
         }
-        if offered.tools and self.caps.get("supports_tools") and self.caps.get("supports_tool_calls"):
+        # Tools that must not be called are not told of: a small model would call them all the same.
+        if offered.choice != "none" and self.caps.get("supports_tools") and self.caps.get("supports_tool_calls"):
             tools = json.dumps([tool.schema() for tool in offered.tools])
             prompt = self._apply(
                 messages, tools=tools, tool_choice=offered.choice, parallel_tool_calls=parallel, **options

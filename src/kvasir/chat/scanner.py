@@ -21,7 +21,7 @@ _FENCE_HEAD = re.compile(r"```([\w+-]*)[ \t]*\r?\n?\s*")
 _FENCE_LINE = re.compile(r"^[ \t]*```", re.M)
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _CALL_TAIL = re.compile(r"\s*\}\s*</\w+>")
-_FIRST_KEY = re.compile(r'[\[\s]*\{\s*(?:"(\w*)("?)\s*(?::\s*(?:"([^"]*)("?))?)?)?')
+_FIRST_KEY = re.compile(r'[\[\s]*\{\{?\s*(?:"(\w*)("?)\s*(?::\s*(?:"([^"]*)("?))?)?)?')
 _DECODER = json.JSONDecoder()
 
 
@@ -271,8 +271,10 @@ class CallScanner:
         """Read JSON objects that follow one another, or one array of them."""
         calls: list[tuple[str, str]] = []
         while (at := _skip_space(text, at)) < len(text) and text[at] in "{[":
+            # Qwen2.5-Coder's template shows its calls in doubled braces, and so the model writes them.
+            doubled = text.startswith("{{", at)
             try:
-                value, end = _DECODER.raw_decode(text, at)
+                value, end = _DECODER.raw_decode(text, at + doubled)
             except ValueError as error:
                 waits = not final and _is_cut(text, error) and self._is_plausible(text[at:])
                 return _WAIT if waits else _NO
@@ -281,6 +283,10 @@ class CallScanner:
                 return _NO
             calls += [call for call in found if call is not None]
             at = end
+            if doubled and not final and not text[end:].strip():
+                return _WAIT
+            if doubled and text[end:].lstrip().startswith("}"):
+                at = text.index("}", end) + 1
         return _Verdict(tuple(calls), _rstripped(text, at)) if calls else _NO
 
     def _is_plausible(self, text: str) -> bool:

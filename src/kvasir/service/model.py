@@ -406,8 +406,9 @@ class Model:
         """Reply with the help of Python functions: call what the model asks for, tell it the results, and go on.
 
         Returns the reply that asks for nothing more, with the whole exchange as `messages`. What a tool raises is told
-        to the model. After `max_rounds` rounds of calls the last reply is returned as it is, with `finish_reason`
-        "tool_calls"; so is one that calls a tool that is only described. `tool_choice` counts for the first round.
+        to the model. After `max_rounds` rounds of calls the model must answer with what it knows by then. A reply that
+        calls a tool which is only described is returned as it is, with `finish_reason` "tool_calls". `tool_choice`
+        counts for the first round.
         """
         return rounds.run(self, messages, tools, max_rounds=max_rounds, options=options)
 

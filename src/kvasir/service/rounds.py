@@ -45,11 +45,15 @@ class Rounds:
         # What must be called is called once: held to it for ever, the model could never answer.
         if self.options.get("tool_choice") != "none":
             self.options = {**self.options, "tool_choice": "auto"}
-        if reply.finish_reason is not FinishReason.TOOL_CALLS or self._n_left == 0:
+        if reply.finish_reason is not FinishReason.TOOL_CALLS:
+            return ()
+        known = [self._tools[call.name] for call in reply.tool_calls if call.name in self._tools]
+        if any(tool.function is None for tool in known):
             return ()
         self._n_left -= 1
-        known = [self._tools[call.name] for call in reply.tool_calls if call.name in self._tools]
-        return () if any(tool.function is None for tool in known) else reply.tool_calls
+        if self._n_left == 0:  # the last word is an answer, from what is known by then
+            self.options = {**self.options, "tool_choice": "none"}
+        return reply.tool_calls
 
     def tool(self, call: ToolCall) -> Tool:
         """Return the tool a call means; `BadOption` where there is none."""
