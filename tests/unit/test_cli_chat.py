@@ -192,6 +192,10 @@ def test_edit_asks_in_other_words(talk: Talk) -> None:
     assert answer.reply is not None
     assert answer.reply().result().content
     assert said(talk) == ["two and a half"]
+    several = obey(talk, "/edit\none\ntwo")
+    assert several.reply is not None
+    several.reply().result()
+    assert said(talk) == ["one\ntwo"]
 
 
 @pytest.mark.parametrize("line", ["/edit", "/edit x", "/regenerate", "/undo"])

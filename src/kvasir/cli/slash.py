@@ -50,8 +50,7 @@ def is_command(line: str) -> bool:
 
 def obey(talk: Talk, line: str) -> Answer:
     """Run one command line. Raises `BadRequest` for a name that is none, or without what it needs."""
-    name, _, rest = line[1:].strip().partition(" ")
-    rest = rest.strip()
+    name, rest = (*line[1:].strip().split(maxsplit=1), "", "")[:2]
     command = COMMANDS.get(name.lower())
     if command is None:
         raise BadRequest(f"there is no command /{name}.{_instead(name)} /help lists them; // begins a message with /.")
