@@ -75,15 +75,24 @@ def test_a_call_comes_as_events(qwen: kvasir.Model, choice: str) -> None:
     assert done[0].call.arguments["city"].startswith("Oslo")
 
 
-@pytest.mark.parametrize("asked", ["Say hello to me in French.", "What is 2 + 2? Answer with the number alone."])
-def test_a_question_that_needs_no_tool_is_answered(qwen: kvasir.Model, asked: str) -> None:
+def test_a_question_that_needs_no_tool_is_answered(qwen: kvasir.Model) -> None:
     station = Station()
-    reply = qwen.run_tools(
-        [SYSTEM, {"role": "user", "content": asked}], [station.get_weather], temperature=0, max_tokens=80
-    )
+    asked = {"role": "user", "content": "What is 2 + 2? Answer with the number alone."}
+    reply = qwen.run_tools([SYSTEM, asked], [station.get_weather], temperature=0, max_tokens=80)
     assert station.asked == []
     assert reply.finish_reason == "stop"
-    assert "bonjour" in reply.content.lower() or "4" in reply.content
+    assert "4" in reply.content
+
+
+def test_a_tool_that_the_model_invents_is_no_call(qwen: kvasir.Model) -> None:
+    # Asked this, it writes a call of "say_hello", which nobody offered; that stays text.
+    station = Station()
+    asked = {"role": "user", "content": "Say hello to me in French."}
+    reply = qwen.run_tools([SYSTEM, asked], [station.get_weather], temperature=0, max_tokens=80)
+    assert station.asked == []
+    assert reply.tool_calls == ()
+    assert reply.finish_reason == "stop"
+    assert reply.content
 
 
 def test_a_tool_that_must_not_be_called_is_not(qwen: kvasir.Model) -> None:
