@@ -171,7 +171,7 @@ def test_a_sampling_is_frozen_and_travels() -> None:
 
 
 def test_finish_reasons_are_their_text() -> None:
-    assert [str(r) for r in FinishReason] == ["stop", "length", "cancelled"]
+    assert [str(r) for r in FinishReason] == ["stop", "length", "cancelled", "tool_calls"]
 
 
 _junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.text(max_size=2))
