@@ -20,7 +20,7 @@ from harness import Figures, Report, Section, Verdict
 from kvasir import native
 
 # A cut conversation may be this much worse at continuing than one read anew.
-MOST_WORSE = 1.05
+MOST_WORSE = 1.1
 
 SYSTEM = "You are a patient guide to the town of Lindow. You answer in plain sentences and never invent a street."
 OLD = [
