@@ -436,7 +436,7 @@ def test_ctrl_c_stops_the_reply_and_what_was_said_stays(model: Model) -> None:
     assert "(stopped)" in out.getvalue()
     (reply,) = talk.replies
     assert reply.finish_reason is FinishReason.CANCELLED
-    assert 0 < reply.usage.completion_tokens < 1000
+    assert 0 < len(reply.content) < 200  # however far the model had run ahead
     assert talk.chat.messages[-1]["content"] == reply.content
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

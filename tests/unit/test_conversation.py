@@ -331,3 +331,16 @@ def test_options_are_checked(model: Model) -> None:
         model.conversation(evict="newest")
     with pytest.raises(BadOption, match="tempreature"):
         model.conversation(tempreature=1)
+
+
+def test_after_a_cancel_nothing_more_is_heard(model: Model) -> None:
+    chat = begin(model, max_tokens=200)
+    turn = chat.say("hello")
+    heard = []
+    for piece in turn:
+        heard.append(piece)
+        if len(heard) == 3:
+            turn.cancel()
+    assert len(heard) == 3
+    assert chat.messages[-1]["content"] == "".join(heard)
+    assert turn.result().finish_reason is FinishReason.CANCELLED

@@ -41,6 +41,7 @@ class Turn:
         self._reply: ChatReply | None = None
         self._heard: list[Event] = []
         self._over = False
+        self._cancelled = False
 
     def __iter__(self) -> Iterator[str]:
         for event in self.events():
@@ -49,17 +50,16 @@ class Turn:
 
     def events(self) -> Iterator[Event]:
         """Every event: text, reasoning, tool calls, what was given up, and at the end `Done`."""
-        goes_on = True
         try:
             yield from self._take_news()
             for event in self._stream:
-                goes_on = self._note(event)
+                self._note(event)
                 yield event
-                if not goes_on:
+                if self._reply is None and self._cancelled:
                     break
         finally:
             self.close()
-        if not goes_on and self._reply is not None:
+        if self._reply is not None and not (self._heard and isinstance(self._heard[-1], Done)):
             yield Done(self._reply)
 
     def result(self) -> ChatReply:
@@ -70,7 +70,8 @@ class Turn:
         return self._reply
 
     def cancel(self) -> None:
-        """Stop the reply, from any thread."""
+        """Stop the reply, from any thread; its reader hears nothing more, though the model may have written ahead."""
+        self._cancelled = True
         self._stream.cancel()
 
     def close(self) -> None:
@@ -94,18 +95,17 @@ class Turn:
 
     async def aevents(self) -> AsyncIterator[Event]:
         """`events()` in asyncio."""
-        goes_on = True
         try:
             for event in self._take_news():
                 yield event
             async for event in self._stream:
-                goes_on = self._note(event)
+                self._note(event)
                 yield event
-                if not goes_on:
+                if self._reply is None and self._cancelled:
                     break
         finally:
             self.close()
-        if not goes_on and self._reply is not None:
+        if self._reply is not None and not (self._heard and isinstance(self._heard[-1], Done)):
             yield Done(self._reply)
 
     def __await__(self) -> Any:
@@ -127,14 +127,13 @@ class Turn:
         news, self._news = self._news, []
         return news
 
-    def _note(self, event: Event) -> bool:
-        """Keep what the reader gets now; False where its callback wants no more."""
+    def _note(self, event: Event) -> None:
+        """Keep what the reader gets now, and ask its callback whether it wants more."""
         self._heard.append(event)
         if isinstance(event, Done):
             self._reply = event.reply
-        elif isinstance(event, Text) and self._callback is not None:
-            return self._callback(event.text) is not False
-        return True
+        elif isinstance(event, Text) and self._callback is not None and self._callback(event.text) is False:
+            self.cancel()
 
     def _as_heard(self, reply: ChatReply) -> ChatReply:
         """The reply cut to what its reader got."""
