@@ -378,14 +378,14 @@ def test_all_workers_together_compute_on_no_more_cores_than_there_are(tiny_llama
             return n
 
         cores = len(os.sched_getaffinity(0))
-        options = {"threads": max(2, cores), "context_size": 2048, "cache": False}
+        options = {"threads": max(2, cores), "context_size": 2048, "slots": 1, "cache": False}
         with kvasir.Service.load(sys.argv[1], workers=4, **options) as service:
             sessions = [service.create_session(temperature=0, ignore_eos=True) for _ in range(4)]
             for session in sessions:
                 session.append_input("word " * 60)
-            streams = [session.generate_stream(60) for session in sessions]
+            streams = [session.generate_stream(1500) for session in sessions]
             counts = []
-            while any(session.busy for session in sessions):
+            while any(session.busy for session in sessions) and len(counts) < 200:
                 counts.append(running())
                 time.sleep(0.002)
             counts.sort()
