@@ -88,10 +88,12 @@ def test_text_is_what_its_tokens_say(model: kvasir.Model) -> None:
 
 
 def test_a_stop_string_ends_the_text_before_it(model: kvasir.Model) -> None:
-    whole = greedy(model, max_tokens=40).text
+    whole = greedy(model, cache=False, max_tokens=40).text
     stop = whole[len(whole) // 2 :][:5]
     shown = ""
-    with model.stream(PROMPT, temperature=0, ignore_eos=True, max_tokens=40, stop=[stop, "\0never"]) as stream:
+    with model.stream(
+        PROMPT, cache=False, temperature=0, ignore_eos=True, max_tokens=40, stop=[stop, "\0never"]
+    ) as stream:
         for piece in stream:
             shown += piece
             assert whole[: whole.index(stop)].startswith(shown)
@@ -164,9 +166,9 @@ def test_options_change_the_text(model: kvasir.Model) -> None:
 
 
 def test_a_stream_is_lazy_and_the_same_text(model: kvasir.Model) -> None:
-    pieces = list(model.stream(PROMPT, temperature=0, ignore_eos=True, max_tokens=24))
+    pieces = list(model.stream(PROMPT, cache=False, temperature=0, ignore_eos=True, max_tokens=24))
     assert len(pieces) > 1
-    assert "".join(pieces) == greedy(model, max_tokens=24).text
+    assert "".join(pieces) == greedy(model, cache=False, max_tokens=24).text
 
 
 def test_leaving_the_loop_frees_the_slot(model: kvasir.Model) -> None:
