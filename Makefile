@@ -76,7 +76,7 @@ asan: venv  ## native tests under address and undefined-behaviour sanitizers
 	$(ASAN) build/asan/kvasir_native_tests build/asan/models
 
 bench: build  ## compare with llama.cpp's own programs; BENCH_ARGS="--quick" only sees that it runs
-	@peers=$$($(BIN)/python tools/llama_cpp.py peers) && for script in single_stream batching tick cache eviction; do \
+	@peers=$$($(BIN)/python tools/llama_cpp.py peers) && for script in single_stream batching tick cache cache_index eviction; do \
 	  KVASIR_PEERS_DIR=$$peers $(BIN)/python bench/$$script.py $(BENCH_ARGS) || exit 1; done
 
 bump-llama: venv  ## move the llama.cpp pin: make bump-llama VERSION=0.3.36

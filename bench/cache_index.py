@@ -1,7 +1,7 @@
 """What the cache itself costs, without any model: keys, format, index, publish and read.
 
-Prints a table and the machine's load, for the figures mean nothing without it. Not in `make bench`'s comparison with
-llama.cpp's programs: it needs none of them.
+Prints a table and the machine's load, for the figures mean nothing without it. There is no other program to
+compare with; the targets are 3 s to open an index of 100,000 rows and 5 ms to search 32,000 tokens in it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 // The process's cores are never lent twice, everybody gets them in turn, and threads are shared where cores are.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "core/cores.hpp"
 #include "core/threads.hpp"
-#include "harness.hpp"
+#include "rig.hpp"
 
 TEST(cores_are_never_lent_twice) {
     kvasir::Cores cores(4);
@@ -55,4 +58,15 @@ TEST(shared_threads_serve_one_context_at_a_time) {
     }
     for (std::thread &user : users) user.join();
     EXPECT(most == 1);
+}
+
+TEST(a_decode_waits_for_cores_that_are_lent) {
+    auto model = test::load();
+    auto ctx = test::context(*model);
+    kvasir::Cores &cores = kvasir::Cores::of_process();
+    auto lease = std::make_unique<kvasir::CoreLease>(cores, cores.count());
+    auto fed = std::async(std::launch::async, [&] { return test::feed(*ctx, 0, {97, 98}); });
+    EXPECT(fed.wait_for(std::chrono::milliseconds(200)) == std::future_status::timeout);
+    lease.reset();
+    EXPECT(fed.get());
 }

@@ -235,13 +235,19 @@ def test_shifting_a_whole_sequence_does_not_change_what_comes_next(core: Core, k
     assert np.allclose(core.probe(context, 0), core.fresh(kind, PREFIX, kv_unified=unified), atol=0.1)
 
 
-def test_a_hole_can_be_closed_by_shifting(core: Core, unified: bool) -> None:
-    context = core.context(kv_unified=unified)
-    core.feed(context, 0, PREFIX)
-    assert context.memory.remove(0, 0, 16)
-    context.memory.shift(0, 16, None, -16)
-    assert (context.memory.pos_min(0), context.memory.pos_max(0)) == (0, 47)
-    assert np.isfinite(core.probe(context, 0)).all()
+def test_closing_a_hole_at_the_start_equals_leaving_it_open(core: Core, unified: bool) -> None:
+    """Nothing precedes the hole, so no distance between what is left changes."""
+    contexts = [core.context(kv_unified=unified) for _ in range(2)]
+    for context in contexts:
+        core.feed(context, 0, PREFIX)
+        assert context.memory.remove(0, 0, 16)
+    closed, left_open = contexts
+    closed.memory.shift(0, 16, None, -16)
+    assert (closed.memory.pos_min(0), closed.memory.pos_max(0)) == (0, 47)
+    assert (left_open.memory.pos_min(0), left_open.memory.pos_max(0)) == (16, 63)
+    said = core.probe(closed, 0)
+    assert np.allclose(said, core.probe(left_open, 0), atol=0.1)
+    assert not np.allclose(said, core.fresh("plain", PREFIX[16:], kv_unified=unified), atol=0.1)  # it saw more
 
 
 def test_shifting_one_sequence_leaves_those_it_shares_cells_with(core: Core, unified: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +100,13 @@ def test_a_stop_string_ends_the_turn_and_the_conversation_goes_on_warm(steady: A
         assert stop not in chat.messages[-1]["content"]
         n_tokens = chat.n_tokens
         assert chat.say("And the inn?").result().usage.cached_tokens >= n_tokens - 1
+
+
+@pytest.mark.models
+def test_after_a_cut_a_known_text_is_about_as_likely_as_after_reading_anew() -> None:
+    """The figure that docs/conversations.md gives, and its limit, are the benchmark's."""
+    script = Path(__file__).parents[2] / "bench" / "eviction.py"
+    command = [sys.executable, str(script), "--quick", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "perplexity read anew / cut" in done.stdout

@@ -360,44 +360,6 @@ def test_sessions_in_asyncio(service: kvasir.Service) -> None:
     assert all(asyncio.run(run()))
 
 
-def test_all_workers_together_compute_on_no_more_cores_than_there_are(tiny_llama: Path) -> None:
-    """Each of four workers asks for every core. Were they given to all, eight threads and more would want to run."""
-    done = run_python(
-        """
-        import os, sys, threading, time
-        import kvasir
-
-        def running():
-            n = 0
-            for task in os.listdir("/proc/self/task"):
-                try:
-                    with open(f"/proc/self/task/{task}/stat") as file:
-                        n += file.read().rsplit(")", 1)[1].split()[0] == "R"
-                except OSError:
-                    pass
-            return n
-
-        cores = len(os.sched_getaffinity(0))
-        options = {"threads": max(2, cores), "context_size": 2048, "slots": 1, "cache": False}
-        with kvasir.Service.load(sys.argv[1], workers=4, **options) as service:
-            sessions = [service.create_session(temperature=0, ignore_eos=True) for _ in range(4)]
-            for session in sessions:
-                session.append_input("word " * 60)
-            streams = [session.generate_stream(1500) for session in sessions]
-            counts = []
-            while any(session.busy for session in sessions) and len(counts) < 200:
-                counts.append(running())
-                time.sleep(0.002)
-            counts.sort()
-            print(cores, len(counts), counts[len(counts) // 2])
-        """,
-        tiny_llama,
-    )
-    cores, n_samples, median = map(int, done.split())
-    assert n_samples > 20
-    assert median < 3 * cores  # four times as many, were each worker given all; some are in Python, one counts
-
-
 def test_more_workers_are_not_more_compute_threads(tiny_llama: Path) -> None:
     done = run_python(
         """

@@ -252,6 +252,30 @@ def test_after_a_cut_only_the_new_turn_is_computed(small: Model) -> None:
     assert n_new < 60
 
 
+def exchange(name: str, n_letters: int) -> list[dict[str, Any]]:
+    """A call and its result."""
+    call = {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": name, "name": "look", "content": "x" * n_letters}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+
+def test_the_oldest_tool_exchanges_of_the_turn_go_when_no_old_turn_is_left(small: Model) -> None:
+    asked = {"role": "user", "content": "look three times"}
+    *before, last = [*exchange("one", 50), *exchange("two", 50), *exchange("three", 50)]
+    chat = begin(small, messages=[asked, *before])
+    chat.add(last)
+    assert chat.evicted == []  # all of it fits; the room for a reply is what lacks
+    before_rows = rows(small)
+    events = list(chat.reply(max_tokens=100).events())
+    evicted = next(event for event in events if isinstance(event, Evicted))
+    assert [message.get("tool_call_id") for message in evicted.messages if message["role"] == "tool"] == ["one"]
+    kept = [message.get("tool_call_id") for message in chat.messages if message["role"] == "tool"]
+    assert kept == ["two", "three"]
+    assert chat.messages[1] == asked
+    assert rows(small) - before_rows < 120  # what was kept was not read again
+    settled(chat)
+
+
 def test_reading_anew_is_exactly_a_new_conversation(small: Model) -> None:
     chat = begin(small, evict="reprefill")
     while not chat.evicted:

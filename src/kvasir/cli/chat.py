@@ -18,16 +18,26 @@ from kvasir.chat.events import ChatReply, Evicted, Text
 from kvasir.cli import console
 from kvasir.cli.options import (
     ContextOption,
+    FrequencyOption,
     GpuLayersOption,
+    GrammarOption,
+    IgnoreEosOption,
+    MinPOption,
     ModelOption,
     MoreOption,
     NoCacheFlag,
+    PresenceOption,
+    RepeatOption,
+    SamplersOption,
+    SchemaOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
     ThreadsOption,
+    TopKOption,
+    TopPOption,
     given,
-    grammar_of,
-    names_of,
-    schema_of,
-    split_more,
+    options_of,
     text_of,
 )
 from kvasir.cli.run import open_model
@@ -50,21 +60,19 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", help="End a reply after this many. Default: half the context.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest that make up this share.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest.")] = None,
-    repeat_penalty: Annotated[float | None, typer.Option(help="Above 1, tokens used before become rarer.")] = None,
-    frequency_penalty: Annotated[float | None, typer.Option(help="The same, by how often they were used.")] = None,
-    presence_penalty: Annotated[float | None, typer.Option(help="The same, for having been used at all.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", "-s", help="The same seed gives the same replies.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text. Repeatable.")] = None,
-    grammar: Annotated[str | None, typer.Option(metavar="FILE", help="A GBNF grammar replies must follow.")] = None,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="JSON|FILE", help="A JSON schema replies must follow.")
-    ] = None,
-    samplers: Annotated[str | None, typer.Option(metavar="A,B,..", help="Which samplers run, in order.")] = None,
-    ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Write on past the model's own end.")] = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repeat_penalty: RepeatOption = None,
+    frequency_penalty: FrequencyOption = None,
+    presence_penalty: PresenceOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    grammar: GrammarOption = None,
+    json_schema: SchemaOption = None,
+    samplers: SamplersOption = None,
+    ignore_eos: IgnoreEosOption = None,
     think: Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, or not.")] = None,
     evict: Annotated[
         Literal["oldest", "reprefill", "refuse"],
@@ -92,28 +100,9 @@ def chat(
       kvasir chat --system @persona.txt --load yesterday.json
       echo "Name three rivers." | kvasir chat --temperature 0
     """
-    more_load, more_sampling = split_more(more)
-    sampling = more_sampling | given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        stop=stop,
-        grammar=grammar_of(grammar),
-        json_schema=schema_of(json_schema),
-        samplers=names_of(samplers),
-        ignore_eos=ignore_eos,
-    )
-    kvasir.Sampling.of(**sampling)  # a bad option is told before a model is loaded
+    sizes, sampling = options_of(locals())
     options = sampling | given(enable_thinking=think, template=template) | {"evict": evict}
     prompt = text_of("--system", system)
-    sizes = more_load | given(context_size=context_size, threads=threads, gpu_layers=gpu_layers)
-    sizes |= {"cache": False} if no_cache else {}
     with open_model(model, **sizes) as opened:
         talk = begin(opened, system=prompt, load=load, options=options)
         if as_json or not _has_terminal():

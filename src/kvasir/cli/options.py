@@ -7,7 +7,7 @@ its own is given as `-o name=value`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ import typer
 
 from kvasir.config import ALIASES, LOAD_OPTIONS
 from kvasir.errors import BadOption, suggest
-from kvasir.types import SAMPLING_OPTIONS
+from kvasir.types import SAMPLING_OPTIONS, Sampling
 
 ModelOption = Annotated[
     str | None,
@@ -29,12 +29,39 @@ MoreOption = Annotated[
     typer.Option("--option", "-o", metavar="NAME=VALUE", help="Any other load or sampling option. Repeatable."),
 ]
 NoCacheFlag = Annotated[bool, typer.Option("--no-cache", help="Use no stored prefix, and leave none behind.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest.")]
+TopKOption = Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is all.")]
+TopPOption = Annotated[float | None, typer.Option(help="Draw from the likeliest that make up this share.")]
+MinPOption = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest.")]
+RepeatOption = Annotated[float | None, typer.Option(help="Above 1, tokens used before become rarer.")]
+FrequencyOption = Annotated[float | None, typer.Option(help="The same, by how often they were used.")]
+PresenceOption = Annotated[float | None, typer.Option(help="The same, for having been used at all.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", "-s", help="The same seed gives the same text.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]
+GrammarOption = Annotated[str | None, typer.Option(metavar="FILE", help="A GBNF grammar the text must follow.")]
+SchemaOption = Annotated[str | None, typer.Option(metavar="JSON|FILE", help="A JSON schema the text must follow.")]
+SamplersOption = Annotated[str | None, typer.Option(metavar="A,B,..", help="Which samplers run, in order.")]
+IgnoreEosOption = Annotated[bool | None, typer.Option("--ignore-eos", help="Write on past the model's own end.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given; the others are left to the environment, `kvasir.toml` and the defaults."""
     return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The load options and the sampling options among a command's values; those given as `-o` give way to flags.
+
+    A bad sampling option is told here, before a model is loaded.
+    """
+    load, sampling = split_more(values["more"])
+    flags = given(**{name: _READERS.get(name, _same)(value) for name, value in values.items()})
+    sampling |= {name: value for name, value in flags.items() if name in SAMPLING_OPTIONS}
+    load |= {name: flags[name] for name in ("context_size", "threads", "gpu_layers") if name in flags}
+    load |= {"cache": False} if values["no_cache"] else {}
+    Sampling.of(**sampling)
+    return load, sampling
 
 
 def split_more(more: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,3 +127,11 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# Flags whose text is not yet the option's value.
+_READERS: dict[str, Callable[[Any], Any]] = {"grammar": grammar_of, "json_schema": schema_of, "samplers": names_of}

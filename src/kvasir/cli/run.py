@@ -14,17 +14,26 @@ from kvasir.cli import console
 from kvasir.cli.models import download_bar
 from kvasir.cli.options import (
     ContextOption,
+    FrequencyOption,
     GpuLayersOption,
+    GrammarOption,
+    IgnoreEosOption,
     JsonFlag,
+    MinPOption,
     ModelOption,
     MoreOption,
     NoCacheFlag,
+    PresenceOption,
+    RepeatOption,
+    SamplersOption,
+    SchemaOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
     ThreadsOption,
-    given,
-    grammar_of,
-    names_of,
-    schema_of,
-    split_more,
+    TopKOption,
+    TopPOption,
+    options_of,
 )
 from kvasir.config import load_settings
 from kvasir.model.reference import DEFAULT_MODEL
@@ -37,22 +46,20 @@ def run(
     ] = None,
     model: ModelOption = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Stop after this many tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 takes the likeliest.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest that make up this share.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest.")] = None,
-    repeat_penalty: Annotated[float | None, typer.Option(help="Above 1, tokens used before become rarer.")] = None,
-    frequency_penalty: Annotated[float | None, typer.Option(help="The same, by how often they were used.")] = None,
-    presence_penalty: Annotated[float | None, typer.Option(help="The same, for having been used at all.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", "-s", help="The same seed gives the same text.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
-    grammar: Annotated[str | None, typer.Option(metavar="FILE", help="A GBNF grammar the text must follow.")] = None,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="JSON|FILE", help="A JSON schema the text must follow.")
-    ] = None,
-    samplers: Annotated[str | None, typer.Option(metavar="A,B,..", help="Which samplers run, in order.")] = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repeat_penalty: RepeatOption = None,
+    frequency_penalty: FrequencyOption = None,
+    presence_penalty: PresenceOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    grammar: GrammarOption = None,
+    json_schema: SchemaOption = None,
+    samplers: SamplersOption = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, and N alternatives.")] = None,
-    ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Write on past the model's own end.")] = None,
+    ignore_eos: IgnoreEosOption = None,
     context_size: ContextOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
@@ -73,27 +80,7 @@ def run(
       kvasir run -o typical_p=0.9 -o dry_multiplier=0.8 "Roses are red"
     """
     text = console.read_input(prompt, what="PROMPT")
-    more_load, more_sampling = split_more(more)
-    sampling = more_sampling | given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        stop=stop,
-        grammar=grammar_of(grammar),
-        json_schema=schema_of(json_schema),
-        samplers=names_of(samplers),
-        logprobs=logprobs,
-        ignore_eos=ignore_eos,
-    )
-    kvasir.Sampling.of(**sampling)  # a bad option is told before a model is loaded
-    load = more_load | given(context_size=context_size, threads=threads, gpu_layers=gpu_layers)
-    load |= {"cache": False} if no_cache else {}
+    load, sampling = options_of(locals())
     with open_model(model, **load) as opened:
         stream = opened.stream(text, **sampling)
         if as_json:

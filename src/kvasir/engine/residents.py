@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kvasir.engine.radix import Match, RadixTree
+from kvasir.engine.radix import Match, RadixTree, common_prefix
 from kvasir.engine.sequence import Sequence, State
 
 # Waiting for another's prefill pays from about here: below, computing the difference takes less than one tick.
@@ -176,7 +176,9 @@ class Residents:
     def _edited_for(self, seq: Sequence) -> Reuse | None:
         owner = seq.request.owner
         for resident in self.parked if owner is not None else ():
-            if resident.editor == owner and (n_tokens := self.usable(seq, Match(resident, _n_common(resident, seq)))):
+            if resident.editor == owner and (
+                n_tokens := self.usable(seq, Match(resident, common_prefix(resident.tokens, seq.tokens)))
+            ):
                 return Reuse(resident, n_tokens)
         return None
 
@@ -286,11 +288,6 @@ class Residents:
         tree.remove(resident)
         if not len(tree):
             del self._trees[resident.scope]
-
-
-def _n_common(resident: Resident, seq: Sequence) -> int:
-    pairs = zip(resident.tokens, seq.tokens, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(resident.tokens), seq.n_tokens))
 
 
 def n_cells_of(residents: Iterable[Resident]) -> int:

@@ -20,6 +20,7 @@ from kvasir.chat.tools import offer, toolset
 from kvasir.errors import BadOption, Unsupported, suggest
 from kvasir.model.sampler import Guide, schema_json
 from kvasir.model.tokenizer import Tokenizer
+from kvasir.service import checks
 from kvasir.service.chat_stream import ChatStream, Receiver
 from kvasir.service.options import SamplingOptions
 from kvasir.types import SAMPLING_OPTIONS, Sampling
@@ -62,13 +63,14 @@ class ChatOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tools", toolset(self.tools))
         offer(toolset(self.tools), self.tool_choice)
-        _check_flag("parallel_tool_calls", self.parallel_tool_calls)
-        _check_flag("continue_final", self.continue_final)
+        checks.flag("parallel_tool_calls", self.parallel_tool_calls)
+        checks.flag("continue_final", self.continue_final)
         if self.enable_thinking is not None:
-            _check_flag("enable_thinking", self.enable_thinking)
-        _check_budget(self.thinking_budget)
-        _check_mapping("template_kwargs", self.template_kwargs)
-        _check_mapping("response_format", self.response_format)
+            checks.flag("enable_thinking", self.enable_thinking)
+        if self.thinking_budget is not None:
+            checks.whole("thinking_budget", self.thinking_budget, least=0)
+        checks.mapping("template_kwargs", self.template_kwargs)
+        checks.mapping("response_format", self.response_format)
 
     @classmethod
     def of(cls, **options: Any) -> ChatOptions:
@@ -257,18 +259,3 @@ def _guide(rendered: Rendered, options: ChatOptions) -> Guide:
 def _single(tokenizer: Tokenizer, text: str) -> int | None:
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
     return tokens[0] if len(tokens) == 1 else None
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise BadOption(f"{name} must be True or False, got {value!r}.")
-
-
-def _check_budget(value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise BadOption(f"thinking_budget must be a whole number of tokens, 0 or more, got {value!r}.")
-
-
-def _check_mapping(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise BadOption(f"{name} must be a dict, got {value!r}.")

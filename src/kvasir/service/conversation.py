@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from kvasir.chat.events import ChatReply, Event, Evicted
 from kvasir.chat.eviction import Sized, choose
 from kvasir.chat.messages import Message, normalise
+from kvasir.engine.radix import common_prefix
 from kvasir.errors import BadOption, BadRequest, ContextFull, KvasirError, NotFound
 from kvasir.service import chat
 from kvasir.service.chat import ChatOptions
@@ -284,7 +285,7 @@ class Conversation:
 
     def _measure(self, tokens: list[int]) -> list[int]:
         """Where each message ends among the tokens. What is known of the messages before stays."""
-        n_same = _n_common(self._tokens, tokens)
+        n_same = common_prefix(self._tokens, tokens)
         ends = [end for end in self._ends[: len(self._messages)] if end <= n_same]
         for n_messages in range(len(ends) + 1, len(self._messages)):
             try:
@@ -292,7 +293,7 @@ class Conversation:
             except BadRequest:  # some templates refuse a part; the next message takes its tokens
                 ends.append(ends[-1] if ends else 0)
                 continue
-            ends.append(max(_n_common(part, tokens), ends[-1] if ends else 0))
+            ends.append(max(common_prefix(part, tokens), ends[-1] if ends else 0))
         return [*ends[: len(self._messages) - 1], len(tokens)]
 
     def _prepare(self, messages: list[Message], *, generation: bool = False) -> chat.Prepared:
@@ -373,11 +374,6 @@ class Conversation:
         del self._messages[index:]
         self._commit()
         return list(forgotten)
-
-
-def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _joined(spans: list[Span]) -> list[Span]:

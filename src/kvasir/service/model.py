@@ -31,7 +31,7 @@ from kvasir.model.sampler import Guide, build_sampler, feed, random_seed, unstea
 from kvasir.model.store import resolve
 from kvasir.model.tokenizer import Prompt
 from kvasir.model.weights import ModelInfo, Progress, Weights
-from kvasir.service import rounds
+from kvasir.service import checks, rounds
 from kvasir.service.cache_view import ModelCache, OpenCache
 from kvasir.service.caching import bind, cache_settings
 from kvasir.service.chat import ChatOptions, ChatStream, Messages, Prepared, prepare, start
@@ -187,11 +187,11 @@ class Model:
         """
         from kvasir.service.conversation import Conversation
 
-        names = {name: value for name, value in options.items() if name in SAMPLING_OPTIONS}
-        chosen = self._sampling(sampling, cast(SamplingOptions, names))
-        rest = {name: value for name, value in options.items() if name not in names}
+        chosen, rest = ChatOptions.split(options)
         given = [{"role": "system", "content": system}, *messages] if system is not None else list(messages)
-        talk = Conversation(self, given, options=ChatOptions.of(**rest), sampling=chosen, evict=evict, scope=scope)
+        talk = Conversation(
+            self, given, options=chosen, sampling=self._sampling(sampling, rest), evict=evict, scope=scope
+        )
         if resume is not None:
             talk.resume(resume)
         return talk
@@ -270,9 +270,9 @@ class Model:
     def _queued(*, priority: object, deadline: object, parent_key: object, **options: Any) -> dict[str, Any]:
         """Check how a request is queued; return fields of `Request`."""
         return {
-            "priority": _whole("priority", priority),
-            "deadline_s": _seconds("deadline", deadline),
-            "parent_key": _key(parent_key),
+            "priority": checks.whole("priority", priority),
+            "deadline_s": checks.seconds("deadline", deadline),
+            "parent_key": checks.key(parent_key),
             **options,
         }
 
@@ -282,7 +282,7 @@ class Model:
         Returns at once. `result()`, or `await`, waits until it is read and returns a completion without text, whose
         `usage` tells what had to be computed.
         """
-        return self._read(self._encode(prompt, scope), priority=_whole("priority", priority), scope=scope)
+        return self._read(self._encode(prompt, scope), priority=checks.whole("priority", priority), scope=scope)
 
     def _read(
         self, tokens: list[int], *, priority: int = 0, scope: str | None = None, owner: str | None = None
@@ -349,8 +349,7 @@ class Model:
 
     def _several(self, prompt: Prompt, n: int, options: GenerateOptions) -> Iterator[Stream]:
         """Start n requests that differ in their seed alone."""
-        if _whole("n", n) < 1:
-            raise BadOption(f"n must be at least 1, got {n}.")
+        checks.whole("n", n, least=1)
         given = options.get("seed")
         sampling = options.get("sampling")
         seed = given if given is not None else sampling.seed if sampling is not None else None
@@ -543,34 +542,8 @@ class Model:
         return tokens
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadOption(f"{name} must be a whole number, got {value!r}.")
-    return value
-
-
-def _seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise BadOption(f"{name} must be a number of seconds above 0, got {value!r}.")
-    return float(value)
-
-
-def _key(key: object) -> bytes | None:
-    if key is None:
-        return None
-    try:
-        raw = bytes.fromhex(key) if isinstance(key, str) else b""
-    except ValueError:
-        raw = b""
-    if len(raw) != 32:
-        raise BadOption(f"parent_key must be the key of a completion, 64 hexadecimal digits, got {key!r}.")
-    return raw
-
-
 def _resumed(value: object, n_prompt: int) -> int:
-    n_tokens = _whole("resumed_tokens", value)
+    n_tokens = checks.whole("resumed_tokens", value)
     if not 0 <= n_tokens < n_prompt:
         raise BadOption(f"resumed_tokens must be 0 to {n_prompt - 1}, less than the prompt has tokens, got {n_tokens}.")
     return n_tokens

@@ -17,6 +17,7 @@ from kvasir.chat.functions import result_text
 from kvasir.chat.messages import Message, normalise
 from kvasir.chat.tools import Tool, toolset
 from kvasir.errors import BadOption, suggest
+from kvasir.service import checks
 from kvasir.types import FinishReason
 
 if TYPE_CHECKING:
@@ -33,11 +34,10 @@ class Rounds:
         max_rounds: int,
         options: dict[str, Any],
     ) -> None:
-        _check_limit(max_rounds)
         self.messages: list[Message] = normalise(messages)
         self.options: dict[str, Any] = {**options, "tools": toolset(tools)}
         self._tools = {tool.name: tool for tool in toolset(tools)}
-        self._n_left = max_rounds
+        self._n_left = checks.whole("max_rounds", max_rounds, least=1)
 
     def wanted(self, reply: ChatReply) -> tuple[ToolCall, ...]:
         """Note a reply; return the calls to make now, none where the exchange is over."""
@@ -116,11 +116,6 @@ async def arun(
 def failure(error: Exception) -> str:
     """What a model is told of a tool that raised."""
     return json.dumps({"error": f"{type(error).__name__}: {error}"}, ensure_ascii=False)
-
-
-def _check_limit(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadOption(f"max_rounds must be a whole number, 1 or more, got {value!r}.")
 
 
 def _called(rounds: Rounds, call: ToolCall) -> object:

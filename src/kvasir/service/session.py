@@ -20,7 +20,7 @@ from kvasir.errors import (
     SessionBusy,
     SessionNotFound,
 )
-from kvasir.service import snapshot
+from kvasir.service import checks, snapshot
 from kvasir.service.chunks import Done
 from kvasir.service.generation import Generation
 from kvasir.service.ledger import Ledger, check_goes_on, check_room, same_choice
@@ -280,7 +280,7 @@ class Session:
             raise BadOption("max_tokens is called max_new_tokens here.")
         if max_new_tokens is None:
             return self._model._sampling(self._sampling, overrides)
-        overrides = {**overrides, "max_tokens": _count("max_new_tokens", max_new_tokens)}
+        overrides = {**overrides, "max_tokens": checks.whole("max_new_tokens", max_new_tokens, least=1)}
         return self._model._sampling(self._sampling, overrides)
 
     def _check_open(self) -> None:
@@ -294,9 +294,3 @@ class Session:
             raise SessionBusy(
                 f"session {self.id!r} is generating; read its stream to the end, or cancel it.", id=self.id
             )
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadOption(f"{name} must be a whole number, 1 or more, got {value!r}.")
-    return value

@@ -21,10 +21,9 @@ from kvasir.engine import EngineStats
 from kvasir.errors import Closed, ModelNotLoaded, SessionNotFound
 from kvasir.model.store import resolve
 from kvasir.model.weights import ModelInfo, Progress
-from kvasir.service import snapshot
+from kvasir.service import checks, snapshot
 from kvasir.service.generation import Generation
 from kvasir.service.ledger import Ledger
-from kvasir.service.model import _whole as whole
 from kvasir.service.options import SamplingOptions
 from kvasir.service.run import Pump
 from kvasir.service.session import Session
@@ -142,7 +141,7 @@ class Service:
         """
         self._check_open()
         chosen = self._workers[0]._sampling(sampling, options)
-        priority = whole("priority", priority)
+        priority = checks.whole("priority", priority)
         return self._adopt(Ledger(), chosen, scope=scope, priority=priority, worker=self._workers.next())
 
     def append_input(self, id: str, text: str | bytes) -> None:  # noqa: A002 - what it is called everywhere
