@@ -1,4 +1,4 @@
-// Attention of a few queries over a long KV cache, on x86: a kernel of ours that ggml's CPU backend calls for it.
+// Attention over F16 keys and values on x86: kernels of ours that ggml's CPU backend calls.
 #pragma once
 
 #ifdef __cplusplus

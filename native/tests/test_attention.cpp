@@ -98,7 +98,10 @@ const std::vector<Shape> SHAPES = {
     {128, 1, 8, 2, 512, 4, 500},  {128, 5, 28, 4, 256, 1, 250}, {80, 1, 8, 8, 512, 2, 500},
     {256, 1, 4, 1, 512, 1, 400},  {96, 3, 5, 5, 768, 1, 700},   {64, 30, 9, 3, 512, 1, 400},
     {32, 2, 8, 8, 256, 1, 200},   {112, 1, 7, 1, 256, 1, 255},  {64, 64, 3, 3, 256, 1, 200},
-    {72, 1, 4, 2, 256, 1, 200},   {64, 1, 4, 2, 256, 8, 40},
+    {72, 1, 4, 2, 256, 1, 200},   {64, 1, 4, 2, 256, 8, 40},    {64, 200, 9, 3, 768, 1, 500},
+    {64, 15, 9, 3, 256, 1, 200},  {64, 16, 9, 3, 256, 2, 200},  {128, 67, 8, 2, 320, 1, 200},
+    {80, 33, 4, 4, 256, 2, 180},  {112, 40, 7, 1, 256, 1, 100}, {256, 17, 8, 1, 128, 1, 90},
+    {32, 129, 32, 1, 64, 1, 60},  {96, 20, 5, 5, 192, 3, 150},  {64, 64, 3, 3, 240, 1, 200},
 };
 
 }  // namespace
@@ -129,26 +132,32 @@ TEST(attention_is_what_sums_in_double_say) {
 TEST(attention_does_not_depend_on_threads_and_is_exact) {
     if (!__builtin_cpu_supports("avx2")) return;
     kvasir_use_attention();
-    Problem problem({64, 1, 9, 3, 1280, 4, 1270});
-    const std::vector<float> alone = problem.run(1);
-    for (const int n_threads : {2, 3, 8}) {
-        EXPECT(problem.run(n_threads) == alone);
-    }
-    const std::vector<double> wanted = problem.exact(2, 0, 4);
-    for (size_t d = 0; d < wanted.size(); ++d) {
-        EXPECT(std::fabs(wanted[d] - double(alone[(2 * 9 + 4) * 64 + d])) < 1e-5);
+    for (const Shape &shape : {Shape{64, 1, 9, 3, 1280, 4, 1270}, Shape{64, 70, 9, 3, 640, 3, 500}}) {
+        Problem problem(shape);
+        const std::vector<float> alone = problem.run(1);
+        for (const int n_threads : {2, 3, 8}) {
+            EXPECT(problem.run(n_threads) == alone);
+        }
+        for (const int64_t query : {int64_t(0), shape.n_queries - 1}) {
+            const std::vector<double> wanted = problem.exact(2, query, 4);
+            const auto at = static_cast<size_t>(((2 * shape.n_queries + query) * 9 + 4) * 64);
+            for (size_t d = 0; d < wanted.size(); ++d) EXPECT(std::fabs(wanted[d] - double(alone[at + d])) < 1e-5);
+        }
     }
 }
 
-// A query among others gets, to the last bit, what it gets alone: the kernel has no other way to go.
+// A query among others gets, to the last bit, what it gets among fewer: neither kernel has another way to go.
 TEST(attention_of_a_query_does_not_depend_on_the_others) {
     if (!__builtin_cpu_supports("avx2")) return;
     kvasir_use_attention();
-    const std::vector<float> many = Problem({64, 6, 9, 3, 512, 1, 400}).run(2);
-    Problem one({64, 6, 9, 3, 512, 1, 400});
-    one.q->ne[1] = 1;
-    one.mask->ne[1] = 1;
-    const std::vector<float> first = one.run(2);
-    EXPECT(std::memcmp(first.data(), many.data(), first.size() * sizeof(float)) == 0);
+    for (const auto &[n_many, n_few] : {std::pair<int64_t, int64_t>{6, 1}, {200, 16}}) {
+        const Shape shape = {64, n_many, 9, 3, 512, 1, 300};
+        const std::vector<float> many = Problem(shape).run(2);
+        Problem fewer(shape);
+        fewer.q->ne[1] = n_few;
+        fewer.mask->ne[1] = n_few;
+        const std::vector<float> first = fewer.run(2);
+        EXPECT(std::memcmp(first.data(), many.data(), first.size() * sizeof(float)) == 0);
+    }
 }
 #endif
