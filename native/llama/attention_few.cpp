@@ -19,6 +19,7 @@ namespace kvasir_attention {
 namespace {
 
 constexpr int64_t CHUNK = 512;  // cells a unit of work visits
+constexpr int64_t AHEAD = 32;   // cells between what is read and what is asked for
 
 // One query's sum over some cells: the largest score, the sum of weights relative to it, the weighted V.
 struct Sum {
@@ -34,6 +35,13 @@ struct Cells {
     const ggml_fp16_t *mask;    // of this query; null where it sees all
     int64_t begin, end;
 };
+
+// Asks for a cell further on: a head's cells lie too far apart for the CPU to guess. Past the end it does no harm.
+template <int WIDTH>
+inline void prefetch(const ggml_fp16_t *cell, size_t bytes) {
+    const char *at = reinterpret_cast<const char *>(cell) + bytes;
+    for (int i = 0; i < WIDTH * LANES * 2; i += 64) _mm_prefetch(at + i, _MM_HINT_T0);
+}
 
 // Adds the cells to the sums of `HEADS` heads that share them. `WIDTH` vectors make a head.
 template <int WIDTH, int HEADS>
@@ -51,6 +59,7 @@ void visit(const Cells &cells, const float *const *queries, float scale, Sum *su
         float scores[HEADS][LANES];
         for (int i = 0; i < LANES; ++i) {
             const auto *k = reinterpret_cast<const ggml_fp16_t *>(cells.k + (at + i) * cells.k_stride);
+            prefetch<WIDTH>(k, AHEAD * cells.k_stride);
             Vec key[WIDTH];
             for (int w = 0; w < WIDTH; ++w) key[w] = halves(k + w * LANES);
             for (int h = 0; h < HEADS; ++h) {
@@ -75,6 +84,7 @@ void visit(const Cells &cells, const float *const *queries, float scale, Sum *su
         }
         for (int i = 0; i < LANES; ++i) {
             const auto *v = reinterpret_cast<const ggml_fp16_t *>(cells.v + (at + i) * cells.v_stride);
+            prefetch<WIDTH>(v, AHEAD * cells.v_stride);
             for (int w = 0; w < WIDTH; ++w) {
                 const Vec value = halves(v + w * LANES);
                 for (int h = 0; h < HEADS; ++h) total[h][w] = fma(value, all(weights[h][i]), total[h][w]);
@@ -159,10 +169,12 @@ class FewQueries : public ggml::cpu::tensor_traits {
         const ggml_tensor *q = op->src[0], *k = op->src[1];
         const int64_t n_kv_heads = k->ne[2], n_queries = q->ne[1], n_streams = q->ne[3], chunks = n_chunks(op);
         const int64_t n_units = n_streams * n_queries * n_kv_heads * chunks;
-        for (int64_t unit = params->ith; unit < n_units; unit += params->nth) {
-            const int64_t chunk = unit % chunks, kv_head = unit / chunks % n_kv_heads;
-            const int64_t query = unit / chunks / n_kv_heads % n_queries;
-            run(params, op, unit / chunks / n_kv_heads / n_queries, query, kv_head, chunk);
+        // A thread's units follow each other in memory: the heads of a cell lie side by side.
+        const int64_t end = n_units * (params->ith + 1) / params->nth;
+        for (int64_t unit = n_units * params->ith / params->nth; unit < end; ++unit) {
+            const int64_t kv_head = unit % n_kv_heads, chunk = unit / n_kv_heads % chunks;
+            const int64_t query = unit / n_kv_heads / chunks % n_queries;
+            run(params, op, unit / n_kv_heads / chunks / n_queries, query, kv_head, chunk);
         }
         ggml_barrier(params->threadpool);
         join(params, op);

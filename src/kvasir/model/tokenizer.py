@@ -65,6 +65,8 @@ class Tokenizer:
     def check(self, tokens: Iterable[int]) -> list[int]:
         """Return token ids as plain ints; `BadOption` for what is no id of this vocabulary."""
         n_tokens = self.vocab.n_tokens
+        if isinstance(tokens, list) and set(map(type, tokens)) == {int} and 0 <= min(tokens) <= max(tokens) < n_tokens:
+            return list(tokens)  # nearly always so, and prompts are long
         return [_checked(token, n_tokens) for token in _iterated(tokens)]
 
 
