@@ -47,7 +47,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = BLOCK_TOKENS
     writer_threads: int = 2
     writer_queue_bytes: int = 512 * MIB
-    reader_threads: int = 2
+    reader_threads: int = 4  # they wait for the medium and for fresh memory more than they compute
     reservation_ttl_s: float = 60.0
     session_resume_wait_ms: int = 500
     min_tokens: int = 32
