@@ -33,10 +33,11 @@ void bind_functions(nb::module_ &m) {
             kvasir::ensure_backend();
             return std::map<std::string, std::string>{{"backend", KVASIR_BACKEND},
                                                       {"llama_cpp", KVASIR_LLAMA_VERSION " (" KVASIR_LLAMA_COMMIT ")"},
+                                                      {"kernels", KVASIR_KERNELS},
                                                       {"compiler", KVASIR_COMPILER},
                                                       {"system_info", llama_print_system_info()}};
         },
-        "How this extension was built, and which CPU features ggml uses.");
+        "How this extension was built, and which CPU features ggml uses. `kernels` names our own attention's sources.");
     m.def("devices", &kvasir::list_devices, "The compute devices this build sees.");
     m.def(
         "supports",

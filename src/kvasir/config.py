@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
@@ -25,6 +25,7 @@ from kvasir.types import INT32_MAX, SAMPLING_OPTIONS, Sampling
 TOML_NAME = "kvasir.toml"
 ALIASES = {"pp": "pipeline_parallel", "tp": "tensor_parallel"}
 STRATEGIES = ("decode_maximal", "prefill_priority", "balanced")
+PRESSURES = ("none", "psutil", "nvml")
 
 # Names of other llama.cpp front ends, too far from ours for a spelling check: they are suggested, never accepted.
 _FOREIGN = {
@@ -55,6 +56,7 @@ Flag = Annotated[bool, Meta(description="True or False")]
 Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30, description="a finite number")]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30, description="a finite number, 0 or more (0: the model's own)")]
+Share = Annotated[float, Meta(gt=0, le=1, description="a number above 0, at most 1")]
 Shares = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e30)], ...], Meta(description="a list of numbers, 0 or more")]
 Names = Annotated[tuple[Text, ...], Meta(description="a list of names")]
 Tiers = Annotated[
@@ -123,6 +125,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: Count = 512
     prefill_budget: Count = 128
     max_queue: Count = 64
+    observe: Callable[[Any], None] | None = None  # gets every event of the engine, on its thread
 
     cache: Flag = True
     cache_dir: Path | None = None  # None: `kv` in the store's home
@@ -131,7 +134,10 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_tmpfs_bytes: Bytes = 1 << 30
     cache_disk_bytes: Bytes = 10 << 30
     cache_tiers: Tiers = ("ram", "tmpfs", "disk")  # where this model's rows may lie
-    cache_pressure: Literal["none", "psutil", "nvml"] = "none"
+    # Who tells how full memory is: a name, or a function that returns (used, total) bytes.
+    cache_pressure: Literal["none", "psutil", "nvml"] | Callable[[], tuple[int, int]] = "none"
+    cache_pressure_high: Share = 0.85  # above this share, rows in memory are given up
+    cache_pressure_low: Share = 0.75  # until it is below this one; at most the high one
     fingerprint_mode: Literal["safe", "chunked", "fast_unsafe"] = "safe"
     block_tokens: Count = 256
     min_tokens: Whole = 32
@@ -408,8 +414,21 @@ def _strategy(name: str, given: _Given) -> object:
     return value
 
 
+def _observe(name: str, given: _Given) -> object:
+    if given.value is None or callable(given.value):
+        return given.value
+    raise _refused(name, given, "a function that takes one event, or None")
+
+
+def _pressure(name: str, given: _Given) -> object:
+    if given.value in PRESSURES or callable(given.value):
+        return given.value
+    known = ", ".join(map(repr, PRESSURES))
+    raise _refused(name, given, f"one of {known}, or a function that returns (used, total) bytes")
+
+
 def _settled(values: dict[str, Any], given: Mapping[str, _Given]) -> dict[str, Any]:
-    """Options that bear on each other: layers, splits, batches."""
+    """Options that bear on each other: layers, splits, batches, marks of pressure."""
     if values.get("gpu_layers") == -1:
         values["gpu_layers"] = None
     if values.get("tensor_parallel", 1) > 1:
@@ -423,6 +442,9 @@ def _settled(values: dict[str, Any], given: Mapping[str, _Given]) -> dict[str, A
         )
     if values.setdefault("ubatch", min(512, batch)) > batch:
         raise _refused("ubatch", given["ubatch"], f"at most batch ({batch})")
+    high = values.get("cache_pressure_high", 0.85)
+    if values.setdefault("cache_pressure_low", min(0.75, high)) > high:
+        raise _refused("cache_pressure_low", given["cache_pressure_low"], f"at most cache_pressure_high ({high})")
     return values
 
 
@@ -452,4 +474,6 @@ _SPECIAL = {
     "home": _path,
     "adapters": _adapters,
     "strategy": _strategy,
+    "cache_pressure": _pressure,
+    "observe": _observe,
 }

@@ -40,6 +40,7 @@ def converse(engine: Running, n_turns: int = 4) -> list[list[int]]:
 def test_four_models_under_one_cap_of_writers(place: Place, paths: list[Path]) -> None:
     settings = load_settings(SMALL_BLOCKS | {"cache_ram_bytes": 0})
     seen: list[int] = []
+    before = set(threading.enumerate())
     stop = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(5) as pool:
         cache = stack.enter_context(place.cache(settings, writer_threads=1, writer_queue_bytes=CAP))
@@ -57,6 +58,8 @@ def test_four_models_under_one_cap_of_writers(place: Place, paths: list[Path]) -
         stop.set()
         watcher.result()
         stats = cache.stats()
+        writers = [each for each in threading.enumerate() if each not in before and "cache-writer" in each.name]
+        assert len(writers) == 1
         assert cache.verify().bad == ()
     assert answers == again
     assert 0 < max(seen) <= CAP

@@ -34,7 +34,7 @@ def test_the_kv_types_are_those_of_llama_cpp(core: Core) -> None:
 
 
 def test_the_build_says_what_it_is(core: Core) -> None:
-    assert set(core.native.build_info()) == {"backend", "llama_cpp", "compiler", "system_info"}
+    assert set(core.native.build_info()) == {"backend", "llama_cpp", "kernels", "compiler", "system_info"}
     assert core.native.llama_version()
     assert set(core.native.supports()) == {"mmap", "mlock", "gpu_offload", "rpc"}
 

@@ -57,6 +57,19 @@ def test_the_same_prompt_in_a_second_process_is_a_disk_hit(
     assert cache(environ, "verify")["bad"] == []
 
 
+def test_without_a_folder_of_its_own_the_cache_is_in_the_store(
+    tiny_llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    del environ["KVASIR_CACHE_DIR"]
+    first, again = run(environ, tiny_llama), run(environ, tiny_llama)
+    rows = list(tmp_path.rglob("*.row"))
+    assert rows
+    assert all(row.is_relative_to(environ["KVASIR_HOME"]) for row in rows)
+    assert first["usage"]["cached_tokens"] == 0
+    assert again["usage"]["cached_tokens"] > 0
+    assert again["tokens"] == first["tokens"]
+
+
 def test_a_corrupted_file_is_reported_removed_and_computed_again(
     tiny_llama: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:

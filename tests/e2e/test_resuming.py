@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kvasir
+from kvasir import native
 
 PROMPT = "A long enough beginning that waiting for it is worth the while of everybody who begins the same."
 
@@ -54,3 +55,18 @@ def test_a_resent_conversation_hits_to_the_end_of_the_models_own_reply(steady: A
             pytest.fail("no reply was split otherwise than the tokenizer splits it")
         second = model.generate(PROMPT + reply.text + " Go on, please.", max_tokens=2)
         assert second.usage.cached_tokens >= n_prompt + len(reply.tokens) - 1
+
+
+@pytest.mark.parametrize("fact", ["llama_cpp", "kernels", "backend"])
+def test_rows_that_another_build_computed_are_not_used(
+    steady: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    def n_cached() -> int:
+        with steady(cache_dir=tmp_path) as model:
+            n: int = model.generate(PROMPT, max_tokens=2).usage.cached_tokens
+            return n
+
+    assert (n_cached(), n_cached() > 0) == (0, True)
+    build = native.build_info()
+    monkeypatch.setattr(native, "build_info", lambda: {**build, fact: "another"})
+    assert n_cached() == 0

@@ -237,6 +237,42 @@ def test_a_strategy_may_be_any_object_that_plans() -> None:
     assert load(strategy=mine).strategy is mine
 
 
+def test_memory_pressure_is_told_by_a_name_or_a_function() -> None:
+    def sample() -> tuple[int, int]:
+        return 1, 2
+
+    assert load(cache_pressure=sample).cache_pressure is sample
+    assert load({"KVASIR_CACHE_PRESSURE": "psutil"}).cache_pressure == "psutil"
+    for bad in ("callback", None, 0.8):
+        with pytest.raises(BadOption, match=r"^cache_pressure must be one of 'none', 'psutil', 'nvml', or a function"):
+            load(cache_pressure=bad)
+
+
+def test_the_marks_of_pressure_are_shares_in_order() -> None:
+    s = load({"KVASIR_CACHE_PRESSURE_HIGH": "0.9"}, cache_pressure_low=0.9)
+    assert (s.cache_pressure_high, s.cache_pressure_low) == (0.9, 0.9)
+    assert load(cache_pressure_high=0.5).cache_pressure_low == 0.5
+    assert (load().cache_pressure_high, load().cache_pressure_low) == (0.85, 0.75)
+    with pytest.raises(
+        BadOption, match=r"^cache_pressure_low must be at most cache_pressure_high \(0.85\), got 0.9\.$"
+    ):
+        load(cache_pressure_low=0.9)
+    for name in ("cache_pressure_high", "cache_pressure_low"):
+        for bad in (0, -0.1, 1.01, float("nan"), "half", True):
+            with pytest.raises(BadOption, match=rf"^{name} must be a number above 0, at most 1, got "):
+                load(**{name: bad})
+
+
+def test_an_observer_is_a_function_and_cannot_stand_in_the_environment_or_a_file() -> None:
+    assert load(observe=print).observe is print
+    assert load(observe=None).observe is None
+    with pytest.raises(BadOption, match="observe must be a function that takes one event, or None, got 'print'"):
+        load({"KVASIR_OBSERVE": "print"})
+    toml('[load]\nobserve = "print"\n')
+    with pytest.raises(BadOption, match="observe must be a function"):
+        load()
+
+
 def test_kvasir_config_names_the_file() -> None:
     toml("[load]\nslots = 9\n", "other.toml")
     assert load({"KVASIR_CONFIG": "other.toml"}).slots == 9
@@ -265,12 +301,12 @@ def test_every_load_option_can_stand_in_the_file() -> None:
         "yarn_orig_ctx": "4096", "slots": "8", "layout": '"split"', "strategy": '"balanced"', "chunk_tokens": "256",
         "prefill_budget": "64", "max_queue": "8", "cache": "false", "cache_dir": '"kv"', "cache_ram_bytes": "1000",
         "cache_tmpfs_dir": '"shm"', "cache_tmpfs_bytes": "0", "cache_disk_bytes": "5000", "cache_pressure": '"psutil"',
-        "cache_tiers": '["ram"]',
+        "cache_tiers": '["ram"]', "cache_pressure_high": "0.9", "cache_pressure_low": "0.5",
         "fingerprint_mode": '"chunked"', "block_tokens": "128", "min_tokens": "1", "cold_min_tokens": "2",
         "cold_max_tokens": "3", "continued_interval": "4", "boundary_trim_tokens": "5", "boundary_align_tokens": "6",
         "session_resume_wait_ms": "7",
     }  # fmt: skip
-    assert set(lines) == set(LOAD_OPTIONS)
+    assert set(lines) == set(LOAD_OPTIONS) - {"observe"}  # a function
     toml("[load]\n" + "\n".join(f"{name} = {value}" for name, value in lines.items()))
     s = load()
     assert (s.split_mode, s.type_k, s.yarn_beta_fast, s.layout, s.max_queue) == ("row", "q8_0", 32.0, "split", 8)

@@ -27,7 +27,7 @@ from kvasir.model.transfer import Progress, sha256_of
 from tests.unit.test_pypi import write_wheel
 
 REF = "pypi:kv-x==1.0/kv/model.gguf"
-ARM = {"backend": "cpu", "llama_cpp": "test", "system_info": "NEON = 1 | DOTPROD = 1 | "}
+ARM = {"backend": "cpu", "llama_cpp": "test", "kernels": "test", "system_info": "NEON = 1 | DOTPROD = 1 | "}
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ class Cache:
     """
 
     def __init__(self, settings: CacheSettings, store: Store, writers: Pool, readers: Pool) -> None:
-        self.settings = settings
         self.block_tokens = settings.block_tokens
         self._store = store
         self._fetcher = Fetcher(store)
@@ -81,18 +80,25 @@ class Cache:
         *,
         needs: Needs = PLAIN,
         most: int | None = None,
+        min_tokens: int = 1,
         parent_key: Key | None = None,
+        session_resume_wait_ms: int = 500,
     ) -> Match:
         """Find the longest stored prefix of at most `most` tokens; its rows are leased until `match.release()`.
 
         `parent_key`, the key an earlier request left behind, skips the search if the prompt begins with that prefix,
         and waits up to `session_resume_wait_ms` for a save of it in flight; otherwise the search goes on without it.
+        That wait, and `min_tokens`, below which nothing is searched for, are the rules of the model that asks.
         Looks at file systems (one `stat` and one listing per file tier), reads headers only where `needs` asks for it.
         """
         begun = time.perf_counter_ns()
         n_wanted = len(tokens) if most is None else max(0, min(most, len(tokens)))
         self._store.spaces.setdefault(space.root, space)
-        found, kind = self._search(space, tokens, needs, n_wanted, parent_key)
+        if n_wanted < max(1, min_tokens):
+            found, kind = Found([], 0, Miss(Why.TOO_SHORT, n_wanted, 0)), ""
+        else:
+            self._await_save(parent_key, session_resume_wait_ms / 1000)
+            found, kind = self._search(space, tokens, needs, n_wanted, parent_key)
         match = self._leased(space, needs, found)
         self._count(match, kind if match.n_tokens < n_wanted else "hits_exact")
         self._store.counters.add("search_ns", time.perf_counter_ns() - begun)
@@ -196,13 +202,13 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _await_save(self, parent_key: Key | None, wait_s: float) -> None:
+        if parent_key is not None and not self._store.index.has(parent_key):
+            self._store.tickets.wait(parent_key, wait_s)
+
     def _search(
         self, space: Space, tokens: Sequence[int], needs: Needs, n_wanted: int, parent_key: Key | None
     ) -> tuple[Found, str]:
-        if n_wanted < max(1, self.settings.min_tokens):
-            return Found([], 0, Miss(Why.TOO_SHORT, n_wanted, 0)), ""
-        if parent_key is not None and not self._store.index.has(parent_key):
-            self._store.tickets.wait(parent_key, self.settings.session_resume_wait_ms / 1000)
         search = Search(self._store, self._fetcher, space, tokens, needs, n_wanted, self.block_tokens)
         if parent_key is not None and (resumed := search.resume(parent_key)) is not None:
             return resumed, "hits_resume"

@@ -83,6 +83,6 @@ class Keeper:
         for tier in (RAM, TMPFS):
             if need > 0 and (tier == RAM or tier in self._store.tiers):
                 before = self._store.index.used(tier)[0]
-                freed = self._store.evict(tier, need)
+                freed = self._store.relieve(tier, need)
                 self._store.counters.add("pressure_evictions", before - self._store.index.used(tier)[0])
                 need -= freed

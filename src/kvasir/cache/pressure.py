@@ -12,8 +12,8 @@ from kvasir.errors import BadOption
 
 def sampler(settings: CacheSettings) -> Sample | None:
     """The function that returns (used, total) bytes, or None when pressure is off."""
-    if settings.pressure == "callback":
-        return settings.pressure_sample
+    if callable(settings.pressure):
+        return settings.pressure
     return {"none": _off, "psutil": _psutil, "nvml": _nvml}[settings.pressure]()
 
 
@@ -43,7 +43,8 @@ def _nvml() -> Sample:
 
         pynvml.nvmlInit()
     except Exception as error:
-        raise BadOption(f"pressure='nvml' needs nvidia-ml-py and a driver: {error}. Use 'psutil' or 'none'.") from error
+        needs = f"nvidia-ml-py and a driver: {error}. Use 'psutil' or 'none'."
+        raise BadOption(f"cache_pressure='nvml' needs {needs}") from error
 
     def sample() -> tuple[int, int]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]

@@ -10,6 +10,9 @@
     cleaned        the temporary name is gone
     announced      this process serves it
 
+Each stage from `created` to `linked` renews the ticket, and the temporary's time for other processes: a slow medium
+may take long in all, but no longer than the ticket's life over one stage.
+
 Only whole rows are ever visible, because a name appears by `link(2)` of a synced file. Killed before `linked`, a
 temporary is left, which the next start or a running sibling deletes; killed after, a row is left, which they adopt.
 """
@@ -21,6 +24,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -74,7 +78,7 @@ class Sealed(NamedTuple):
         return sum(map(len, self.parts.values()))
 
 
-def publish(row: Sealed, tier: FileTier, ticket: Ticket, stage: Stage) -> Outcome:
+def publish(row: Sealed, tier: FileTier, ticket: Ticket, stage: Stage, clock: Callable[[], float]) -> Outcome:
     """Write a row to a file tier; blocks for the disk. Raises `OSError`; what is visible then is whole all the same.
 
     The caller holds the ticket (stage `reserved`) and announces the row afterwards (stage `announced`).
@@ -83,13 +87,13 @@ def publish(row: Sealed, tier: FileTier, ticket: Ticket, stage: Stage) -> Outcom
     with _temporary(tier, len(header) + row.n_bytes) as temp:
         if temp is None:
             return Outcome.NO_ROOM
-        stage("created")
-        _write(tier, temp, [header, *row.parts.values()], stage)
-        if not (ticket.still_mine() and _still_there(tier, temp)):
+        renewed = partial(_renewed, tier, temp, ticket, stage, clock)
+        if not (renewed("created") and _is_written(tier, temp, [header, *row.parts.values()], renewed)):
             return Outcome.LOST
-        stage("checked")
+        if not (_still_there(tier, temp) and renewed("checked")):
+            return Outcome.LOST
         outcome = _link(tier, temp, row.name)
-        stage("linked")
+        renewed("linked")  # visible by now, whoever has the ticket
         tier.files.sync_folder(tier.layout.folder(row.name))
         stage("folder_synced")
     stage("cleaned")
@@ -155,12 +159,27 @@ def discard(tier: FileTier, path: str) -> None:
             tier.ledger.add(-facts.st_size)
 
 
-def _write(tier: FileTier, temp: _Temp, chunks: list[bytes], stage: Stage) -> None:
+def _renewed(
+    tier: FileTier, temp: _Temp, ticket: Ticket, stage: Stage, clock: Callable[[], float], reached: str
+) -> bool:
+    """Tell that a stage is reached and renew the right to go on; False if that, or the temporary, is gone."""
+    stage(reached)
+    if not ticket.still_mine():
+        return False
+    try:
+        tier.files.utime(temp.path, clock())
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_written(tier: FileTier, temp: _Temp, chunks: list[bytes], renewed: Callable[[str], bool]) -> bool:
     for chunk in chunks:
         tier.files.write(temp.fd, chunk)
-    stage("written")
+    if not renewed("written"):
+        return False
     tier.files.fsync(temp.fd)
-    stage("synced")
+    return renewed("synced")
 
 
 def _still_there(tier: FileTier, temp: _Temp) -> bool:

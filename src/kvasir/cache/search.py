@@ -17,9 +17,9 @@ from kvasir.cache.match import n_bytes_needed, parts_needed
 from kvasir.cache.row import Miss, Needs, Part, Row, RowName, Why
 from kvasir.cache.store import Store
 
-# Rows whose tokens are compared, and headers read for that, when a miss is explained.
-COMPARED = 8
-HEADERS_READ = 2
+# Rows whose tokens are compared, and headers read for that, for one that only begins as the prompt does.
+COMPARED = 32
+HEADERS_READ = 8
 
 
 class Found(NamedTuple):

@@ -14,11 +14,12 @@ from kvasir.errors import BadOption
 MIB = 1 << 20
 GIB = 1 << 30
 
-# A row costs one synced file: half the tokens would double those, twice as many would leave longer tails and coarser
-# sharing. Reasoned, not measured yet: the comparison of block sizes needs an engine.
+# 64, 128, 256 and 512 were compared: saving and restoring cost least here, by little; fewer tokens mean more files and
+# syncs, more mean longer copies between two decodes and longer tails. The figures are in docs/adr/0006-block-size.md.
 BLOCK_TOKENS = 256
 
 Sample = Callable[[], tuple[int, int]]
+"""Tells how full memory is: bytes used, bytes in all."""
 
 
 def default_ram_bytes() -> int:
@@ -49,16 +50,13 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     writer_queue_bytes: int = 512 * MIB
     reader_threads: int = 4  # they wait for the medium and for fresh memory more than they compute
     reservation_ttl_s: float = 60.0
-    session_resume_wait_ms: int = 500
-    min_tokens: int = 32
-    pressure: Literal["none", "psutil", "nvml", "callback"] = "none"
-    pressure_sample: Sample | None = None  # for "callback": returns (used, total) bytes
+    pressure: Literal["none", "psutil", "nvml"] | Sample = "none"
     pressure_high: float = 0.85
     pressure_low: float = 0.75
     pressure_interval_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("ram_bytes", "tmpfs_bytes", "disk_bytes", "session_resume_wait_ms", "min_tokens"):
+        for name in ("ram_bytes", "tmpfs_bytes", "disk_bytes"):
             _check(name, getattr(self, name) >= 0, getattr(self, name), "0 or more")
         for name in ("block_tokens", "writer_threads", "writer_queue_bytes", "reader_threads"):
             _check(name, getattr(self, name) >= 1, getattr(self, name), "1 or more")
@@ -69,8 +67,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
         _check("free_share", 0 <= self.free_share < 1, self.free_share, "from 0 to below 1")
         ordered = 0 < self.pressure_low <= self.pressure_high <= 1
         _check("pressure_low", ordered, self.pressure_low, "above 0 and not above pressure_high, which is at most 1")
-        callback = (self.pressure == "callback") == (self.pressure_sample is not None)
-        _check("pressure_sample", callback, self.pressure_sample, "given exactly when pressure is 'callback'")
+        known = callable(self.pressure) or self.pressure in ("none", "psutil", "nvml")
+        _check("pressure", known, self.pressure, "'none', 'psutil', 'nvml' or a function that returns (used, total)")
 
 
 def _check(name: str, good: bool, got: object, wanted: str) -> None:

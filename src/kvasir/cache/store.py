@@ -108,8 +108,15 @@ class Store:
         """Free bytes of a tier, moving what exists nowhere else to a slower one; returns the bytes freed."""
         if tier == RAM:
             with self._ram_moves:
-                return self._evict(tier, n_bytes, older_than, self._evict_ram)
+                return self._evict(tier, n_bytes, older_than, partial(self._evict_ram, below=TMPFS))
         return self._evict(tier, n_bytes, older_than, partial(self._evict_file, self.tiers[tier]))
+
+    def relieve(self, tier: str, n_bytes: int) -> int:
+        """Free bytes of memory. As `evict`, but nothing of RAM goes to tmpfs, which is memory too."""
+        if tier != RAM:
+            return self.evict(tier, n_bytes)
+        with self._ram_moves:
+            return self._evict(tier, n_bytes, None, partial(self._evict_ram, below=DISK))
 
     def drop(self, tier: str, n_bytes: int, *, older_than: float | None = None) -> int:
         """Delete copies of a tier without moving them anywhere; returns the bytes freed."""
@@ -180,7 +187,7 @@ class Store:
             return
         try:
             self._stage("reserved")
-            outcome = self._publish_with_room(row, tier, partial(publish, row, tier, ticket, self._stage))
+            outcome = self._publish_with_room(row, tier, partial(publish, row, tier, ticket, self._stage, self.clock))
             self._announce(row, tier, outcome)
         finally:
             ticket.close()
@@ -236,11 +243,11 @@ class Store:
         self.recover(tier)
         return self.index.used(tier.name) != before
 
-    def _evict_ram(self, victim: Victim) -> bool:
+    def _evict_ram(self, victim: Victim, below: str) -> bool:
         held = self.ram.take(victim.name.key)
         if held is None or victim.facts is None:
             return held is not None
-        tmpfs = self._tier(TMPFS, victim.name.space)
+        tmpfs = self._tier(TMPFS, victim.name.space) if below == TMPFS else None
         if tmpfs is not None and TMPFS not in victim.tiers:
             self._demote(victim.name, victim.facts, held, tmpfs)
         elif not victim.tiers and not self.tickets.is_pending(victim.name.key):

@@ -64,7 +64,9 @@ def llama_version() -> str:
     """llama.cpp's version."""
 
 def build_info() -> dict[str, str]:
-    """How this extension was built, and which CPU features ggml uses."""
+    """
+    How this extension was built, and which CPU features ggml uses. `kernels` names our own attention's sources.
+    """
 
 def devices() -> list[Device]:
     """The compute devices this build sees."""

@@ -62,7 +62,7 @@ def llama_version() -> str:
 
 def build_info() -> dict[str, str]:
     """Return how the core was built."""
-    return {"backend": "fake", "llama_cpp": "fake", "compiler": "none", "system_info": "none"}
+    return {"backend": "fake", "llama_cpp": "fake", "kernels": "fake", "compiler": "none", "system_info": "none"}
 
 
 def devices() -> list[Device]:

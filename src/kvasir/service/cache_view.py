@@ -148,7 +148,7 @@ class ModelCache(CacheView):
         done = self._model.generate(prompt, max_tokens=1, temperature=0, scope=scope)
         n_tokens = done.usage.prompt_tokens
         if done.key is None:
-            least = self._cache.settings.min_tokens
+            least = self._model._settings.min_tokens
             raise BadOption(f"the prompt is {n_tokens} tokens; fewer than min_tokens ({least}) are not kept.")
         return Warmed(
             key=done.key,

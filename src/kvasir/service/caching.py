@@ -35,9 +35,9 @@ def cache_settings(settings: LoadSettings, store: StoreSettings) -> CacheSetting
         disk_dir=settings.cache_dir or store.home / "kv",
         disk_bytes=settings.cache_disk_bytes,
         block_tokens=settings.block_tokens,
-        session_resume_wait_ms=settings.session_resume_wait_ms,
-        min_tokens=settings.min_tokens,
         pressure=settings.cache_pressure,
+        pressure_high=settings.cache_pressure_high,
+        pressure_low=settings.cache_pressure_low,
     )
 
 
@@ -46,7 +46,8 @@ def bind(cache: Cache, weights: Weights, settings: LoadSettings, store: StoreSet
     mode, memory = FingerprintMode(settings.fingerprint_mode), store.home / "fingerprints.json"
     model = b"".join(file_hash(part, mode, memory) for part in model_files(weights.path))
     adapters = [(file_hash(path, mode, memory), scale) for path, scale in settings.adapters]
-    name = partial(fingerprint, model, adapters=adapters, build=core.build_info()["llama_cpp"])
+    build = " ".join(core.build_info()[fact] for fact in ("llama_cpp", "kernels", "backend"))
+    name = partial(fingerprint, model, adapters=adapters, build=build)
 
     def space(scope: str | None, n_ctx_seq: int) -> Space:
         made = Space(

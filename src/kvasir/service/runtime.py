@@ -28,7 +28,7 @@ from kvasir.service.model import Model
 
 RUNTIME_OPTIONS = (
     "cache_dir", "cache_disk_bytes", "cache_ram_bytes", "cache_tmpfs_dir", "cache_tmpfs_bytes", "cache_pressure",
-    "block_tokens", "session_resume_wait_ms",
+    "cache_pressure_high", "cache_pressure_low", "block_tokens",
 )  # fmt: skip
 """Options of the shared cache: they are the runtime's, not a model's."""
 

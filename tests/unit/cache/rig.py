@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,7 +37,6 @@ def settings(folder: Path | None, **changes: Any) -> CacheSettings:
         "disk_bytes": 64 * MIB,
         "free_share": 0.0,
         "block_tokens": BLOCK,
-        "min_tokens": 0,
         "writer_threads": 1,
     }
     return CacheSettings(**(plain | changes))
@@ -140,6 +140,28 @@ def _wrapped(call: str) -> Callable[..., Any]:
 
 for _call in CALLS:
     setattr(FaultyFiles, _call, _wrapped(_call))
+
+
+class GatedFiles(Files):
+    """The real system, but no sync ends while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()  # someone stands at the gate
+        self._gate = threading.Event()
+        self._gate.set()
+
+    def shut(self) -> None:
+        self._gate.clear()
+
+    def open_gate(self) -> None:
+        self._gate.set()
+
+    def fsync(self, fd: int) -> None:
+        if not self._gate.is_set():
+            self.waits.set()
+            assert self._gate.wait(60)
+        super().fsync(fd)
+
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS)
 

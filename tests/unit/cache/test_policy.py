@@ -125,6 +125,8 @@ def test_rules_that_contradict_themselves_are_refused(bad: dict[str, Any]) -> No
         {"reservation_ttl_s": 0},
         {"free_share": 1.0},
         {"pressure_low": 0.9},
+        {"pressure_high": 1.1},
+        {"pressure_low": 0.0},
         {"pressure": "callback"},
     ],
 )
