@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.engine_real.subject import Subject
 from tests.engine_real.trial import Bench, Trial
+from tests.models_e2e.fetch import file_of, plain
+from tests.models_e2e.table import chosen
 
 
 @pytest.fixture(params=["unified", "split"])
@@ -26,9 +27,7 @@ def type_v(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def real_path() -> Path:
     """The default model, or the one KVASIR_TEST_MODEL names."""
-    from kvasir.model.store import resolve
-
-    return resolve(os.environ.get("KVASIR_TEST_MODEL"))
+    return plain(file_of(chosen()[0]))
 
 
 @pytest.fixture(scope="session", params=["tiny", pytest.param("real", marks=pytest.mark.models)])

@@ -33,6 +33,16 @@ def test_eight_that_share_a_prefix_run_side_by_side(subject: Subject, layout: st
         assert any(len(step) == 8 and all(n == 1 for _, n in step) for step in rig.context.steps)
 
 
+def test_eight_prompts_of_1024_common_and_256_own_tokens_prefill_3072_rows(tiny: Subject, layout: str) -> None:
+    common = tiny.prompt(1024, salt=3)
+    with Rig(tiny.model, layout=layout, slots=8, context_size=8 * 2048) as rig:
+        sinks = [rig.submit(common + tiny.own(i, 256), max_tokens=5) for i in range(8)]
+        rig.drain()
+        assert rig.context.n_rows_decoded == 1024 + 8 * 256 + 8 * (5 - 1)  # a token sampled last never runs
+        assert rig.counters.prefill_rows == 3072
+        assert [sink.done.usage.cached_tokens for sink in sinks] == [0] + [1024] * 7
+
+
 def test_every_row_is_in_the_books_of_a_request(subject: Subject, layout: str) -> None:
     """Stops, lengths, cancels in the queue, in prefill and in decode, reuse: `drain` adds everything up."""
     first = subject.prompt(40, salt=7)

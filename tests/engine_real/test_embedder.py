@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +14,7 @@ from kvasir import native
 from kvasir.engine import EngineSettings
 from kvasir.engine.core import Core
 from kvasir.engine.embedder import Embedder, Vectors
+from tests.unit.engine.crowd import GatedCore, together
 
 # Token ids that exist in the encoders' vocabulary, of lengths from 3 to 100.
 TEXTS = [[2, *(5 + (7 * i + j * (i + 3)) % 60 for j in range(1 + 3 * i)), 3] for i in range(33)]
@@ -61,6 +63,19 @@ def test_many_texts_at_once_equal_each_alone(embedder: Embedder, encoder: native
     # Texts differ by far more than that, or the comparison would show nothing.
     different = np.abs(together[:, None] - together[None]).max(axis=-1)[~np.eye(len(TEXTS), dtype=bool)]
     assert np.median(different) > 10 * SLACK * noise
+
+
+def test_eight_callers_need_two_decodes_and_get_what_each_would_get_alone(
+    embedder: Embedder, encoder: native.Model
+) -> None:
+    ranks = encoder.metadata.get("bert.pooling_type") == "4"
+    core = GatedCore(native)
+    crowded = Embedder(cast(Core, core), encoder, EngineSettings(threads=1))
+    got = together(crowded, core, [partial(values, crowded, [text], ranks=ranks) for text in TEXTS[:8]])
+    crowded.close()
+    assert [len(texts) for texts in core.calls] == [1, 7]
+    alone = np.concatenate([values(embedder, [text], ranks=ranks) for text in TEXTS[:8]])
+    assert np.abs(np.concatenate(got) - alone).max() <= SLACK * noise_of(encoder)
 
 
 def test_a_text_is_where_it_was_put(embedder: Embedder, encoder: native.Model) -> None:

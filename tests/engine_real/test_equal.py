@@ -10,11 +10,14 @@ from kvasir.types import FinishReason
 from tests.engine_real.noise import check_drawn
 from tests.engine_real.rig import Rig, Taken
 from tests.engine_real.trial import Bench, Trial
+from tests.models_e2e.table import chosen
 
 
 def test_noise_is_far_below_what_a_fault_does(bench: Bench) -> None:
     """Else "equal" would be an empty word: a prompt of which half is another's must show; in BF16, one wrong token."""
     subject, tokens = bench.subject, bench.subject.prompt(100, salt=3)
+    if not subject.is_tiny and not chosen()[0].makes_sense:
+        pytest.skip("a model of no known sense may not care for one word")
     wrong = [subject.prompt(50, salt=9) + tokens[50:]]
     if bench.type_v == "bf16":
         wrong += [(*tokens[:at], subject.own(3)[0], *tokens[at + 1 :]) for at in (2, 40, 90)]

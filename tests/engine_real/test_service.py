@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvasir
+from kvasir.engine import Admitted, Ended, FirstToken, Queued, Ticked
 
 PROMPT = "Once upon a time"
 
@@ -67,3 +69,46 @@ def test_n_completions_equal_n_requests(model: kvasir.Model) -> None:
         single = model.generate(PROMPT, seed=11 + i, max_tokens=16, ignore_eos=True, cache=False)
         assert each.seed == single.seed == 11 + i
         assert each.tokens == single.tokens
+
+
+def test_an_observer_gets_every_step_of_a_request_and_every_tick(tiny_llama: Path, layout: str) -> None:
+    seen: list[object] = []
+    with kvasir.load(
+        tiny_llama, context_size=2048, layout=layout, threads=1, cache=False, observe=seen.append
+    ) as model:
+        model.generate(PROMPT, max_tokens=4, ignore_eos=True)
+        n_prompt = len(model.tokenize(PROMPT))
+    steps = [event for event in seen if not isinstance(event, Ticked)]
+    assert [type(event) for event in steps] == [Queued, Admitted, FirstToken, Ended]
+    ended = steps[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.how, ended.n_prompt, ended.n_generated) == ("length", n_prompt, 4)
+    ticks = [event for event in seen if isinstance(event, Ticked)]
+    assert [(tick.n_prefill_rows, tick.n_decode_rows) for tick in ticks] == [(n_prompt, 0)] + [(0, 1)] * 3
+    assert [tick.cells_used for tick in ticks] == [n_prompt + i for i in range(4)]
+
+
+def test_an_observer_gets_the_events_of_every_worker(tiny_llama: Path) -> None:
+    threads: set[int] = set()
+
+    def observe(event: object) -> None:
+        if isinstance(event, FirstToken):
+            threads.add(threading.get_ident())
+
+    with kvasir.Service.load(tiny_llama, workers=2, context_size=512, threads=1, observe=observe) as service:
+        for _ in range(2):
+            session = service.create_session(ignore_eos=True)
+            session.append_input(PROMPT)
+            for _ in session.generate_stream(max_new_tokens=3):
+                pass
+    assert len(threads) == 2
+
+
+def test_an_observer_that_raises_hurts_nobody(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(event: object) -> None:
+        raise RuntimeError("not me")
+
+    with kvasir.load(tiny_llama, observe=refuse, threads=1, context_size=512, cache=False) as model:
+        for _ in range(2):
+            assert model.generate(PROMPT, max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+    assert sum(record.name == "kvasir.engine.events" for record in caplog.records) == 1

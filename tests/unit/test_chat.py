@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,3 +238,49 @@ def test_options_say_their_tools_as_plain_data() -> None:
     options = ChatOptions.of(tools=[add])
     assert options.tool_schemas()[0]["function"]["name"] == "add"
     assert ChatOptions.of(tools=options.tool_schemas()).tool_schemas() == options.tool_schemas()
+
+
+# What is kept of a system prompt
+
+BRIEF = {"role": "system", "content": "Be brief, and never speak of anything that is not a river."}
+LONG = "and what else is there to say about it, in the end? "
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+@pytest.mark.parametrize("tools", [None, [add]])
+def test_what_cannot_rewind_begins_at_the_end_of_a_system_prompt_it_knows(
+    kind: str, tools: list[Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(f"fake:{kind}").write_text(kind)  # only files are cached
+    asked: dict[str, Any] = {"tools": tools, "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    one, other = ([BRIEF, {"role": "user", "content": text + LONG * 20}] for text in ("Name one, ", "Name two, "))
+    with open_fake(kind, context_size=8192, slots=2, cache_dir=tmp_path / "kv") as model:
+        n_shared = len(model.tokenize(model.render(other, tools=tools).split("Name two")[0] + "Name "))
+        assert model.chat(one, **asked).usage.cached_tokens == 0
+        reply = model.chat(other, **asked)
+        plain = model.chat(other, cache=False, **asked)
+    assert n_shared - len("Name ") - 1 <= reply.usage.cached_tokens < n_shared
+    assert plain.usage.cached_tokens == 0
+    assert reply.content == plain.content
+
+
+def test_only_what_cannot_rewind_is_asked_where_a_system_prompt_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a rendering."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+    submit = Model._submit
+
+    def watched(model: Model, request: Any, reply: Any) -> Any:
+        seen.append(request)
+        return submit(model, request, reply)
+
+    monkeypatch.setattr(Model, "_submit", watched)
+    for kind in ("plain", "window", "recurrent", "hybrid"):
+        Path(f"fake:{kind}").write_text(kind)
+        with open_fake(kind, context_size=2048, cache_dir=tmp_path / "kv") as model:
+            model.chat([BRIEF, {"role": "user", "content": "Hello"}], max_tokens=2)
+            model.chat("Hello", max_tokens=2)
+    assert [request.checkpoint is not None for request in seen] == [False] * 4 + [True, False] * 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +215,30 @@ def fill(chat: Conversation, part: float, *, text: str = "word " * 5) -> None:
         chat.say(text).result()
 
 
+def filled(model: Model, part: float, last: str) -> Conversation:
+    """A conversation that fills so much of the context once its last message is said; options are the defaults."""
+    before = [{"role": "system", "content": "Be brief."}]
+    for i in range(3):
+        before += [{"role": "user", "content": f"question {i}"}, {"role": "assistant", "content": f"answer {i}"}]
+    n_lacking = int(part * model.limit) - model.count_tokens([*before, {"role": "user", "content": last}])
+    before[1]["content"] += "x" * n_lacking
+    assert model.count_tokens([*before, {"role": "user", "content": last}]) == int(part * model.limit)
+    return model.conversation(messages=before)
+
+
 def test_seventy_per_cent_full_gives_up_nothing(small: Model) -> None:
-    chat = begin(small)
-    fill(chat, 0.7)
+    """With the new message in it, and room for a reply as long as it is by default."""
+    chat = filled(small, 0.7, "and what now?")
+    reply = chat.say("and what now?").result()
+    assert reply.usage.prompt_tokens == int(0.7 * 512)
     assert chat.evicted == []
-    assert chat.n_tokens > 0.5 * chat.limit
+    assert len(chat.messages) == 9
+
+
+def test_eighty_per_cent_full_gives_up_the_oldest_turn(small: Model) -> None:
+    chat = filled(small, 0.8, "and what now?")
+    chat.say("and what now?").result()
+    assert [message["role"] for message in chat.evicted] == ["user", "assistant"]
 
 
 def test_over_full_gives_up_the_oldest_turns_and_says_so(small: Model) -> None:
@@ -305,13 +327,77 @@ def test_a_message_that_can_never_fit_is_refused_and_the_rest_stays(small: Model
     assert chat.say("still here?").result().content
 
 
+def overfill(chat: Conversation) -> None:
+    while not chat.evicted:
+        chat.say("another message of some length").result()
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
 def test_memory_that_cannot_be_cut_is_read_anew(kind: str) -> None:
-    with open_fake(kind, context_size=1024, slots=2, layout="split", cache=False) as model:
+    """A window that keeps no more than it needs cannot be cut either."""
+    with open_fake(kind, context_size=1024, slots=2, layout="split", cache=False, swa_full=False) as model:
         chat = begin(model)
-        while not chat.evicted:
-            chat.say("another message of some length").result()
+        overfill(chat)
+        assert model.stats().counters.shifted == 0
         assert settled(chat).n_tokens <= chat.limit
+        fresh = model.conversation(messages=chat.messages, **GREEDY)
+        assert fresh.n_tokens == chat.n_tokens
+        assert chat.say("and now?").result().content == fresh.say("and now?").result().content
+
+
+def test_a_window_that_is_kept_whole_can_be_cut() -> None:
+    with open_fake("window", context_size=1024, slots=2, layout="split", cache=False) as model:
+        overfill(begin(model))
+        assert model.stats().counters.shifted > 0
+
+
+# After something was given up
+
+
+@pytest.fixture
+def cut(small: Model) -> Conversation:
+    """A conversation whose memory was cut, with room for another turn."""
+    chat = begin(small)
+    overfill(chat)
+    assert small.stats().counters.shifted == 1
+    chat.undo()
+    return settled(chat)
+
+
+def test_after_a_cut_a_turn_can_be_undone(small: Model, cut: Conversation) -> None:
+    before, n_tokens = cut.messages[:-2], cut.spans[-2].start
+    assert [message["role"] for message in cut.undo()] == ["user", "assistant"]
+    assert cut.messages == before
+    assert settled(cut).n_tokens == n_tokens
+    n_rows = rows(small)
+    reply = cut.say("another one").result()
+    assert reply.usage.cached_tokens >= n_tokens - 1
+    assert settled(cut).n_tokens - reply.usage.cached_tokens == rows(small) - n_rows
+    assert small.stats().counters.shifted == 1
+
+
+def test_after_a_cut_a_fork_is_a_new_conversation_of_what_is_left(small: Model, cut: Conversation) -> None:
+    """The memory that was cut belongs to the other one."""
+    twin = cut.fork()
+    assert (twin.messages, twin.evicted) == (cut.messages, cut.evicted)
+    assert settled(twin).n_tokens == cut.n_tokens
+    fresh = small.conversation(messages=cut.messages, **GREEDY)
+    assert twin.say("and now?").result().content == fresh.say("and now?").result().content
+    assert small.stats().counters.shifted == 1
+    cut.say("still here?").result()
+    assert settled(cut).messages[:-2] == twin.messages[:-2]
+
+
+def test_after_a_cut_what_was_saved_is_a_new_conversation_of_what_is_left(
+    small: Model, cut: Conversation, tmp_path: Path
+) -> None:
+    cut.save(tmp_path / "chat.json")
+    again = small.conversation(resume=tmp_path / "chat.json", **GREEDY)
+    assert (again.messages, again.evicted) == (cut.messages, cut.evicted)
+    assert settled(again).spans == cut.spans
+    fresh = small.conversation(messages=cut.messages, **GREEDY)
+    assert again.say("and now?").result().content == fresh.say("and now?").result().content
+    assert small.stats().counters.shifted == 1
 
 
 def test_a_thousand_tiny_messages(small: Model) -> None:
@@ -348,6 +434,149 @@ def test_asyncio_talks_too(model: Model) -> None:
     first, second = asyncio.run(talk())
     assert first
     assert second
+
+
+# The event loop goes on while a conversation waits
+
+
+class Held:
+    """An engine that stands still until a task on the event loop has had its turn ten times."""
+
+    def __init__(self, model: Model) -> None:
+        self.n_turns = 0
+        self._go = threading.Event()
+        # Without an end, a loop that is blocked would block for ever: the engine could not go on.
+        self._went: Future[bool] = model._running_engine().call(lambda: self._go.wait(20))
+
+    async def turns(self) -> None:
+        while True:
+            self.n_turns += 1
+            if self.n_turns == 10:
+                self._go.set()
+            await asyncio.sleep(0)
+
+    def check(self) -> None:
+        assert self._went.result(), "the event loop stood still"
+        assert self.n_turns >= 10
+
+
+@asynccontextmanager
+async def held(model: Model) -> AsyncIterator[None]:
+    engine = Held(model)
+    task = asyncio.create_task(engine.turns())
+    try:
+        yield
+        engine.check()
+    finally:
+        task.cancel()
+
+
+def test_a_turn_that_waits_for_what_was_said_before_blocks_no_event_loop(model: Model) -> None:
+    async def talk() -> str:
+        chat = begin(model)
+        await chat.say("hello")
+        async with held(model):
+            reply = await chat.say("more")
+        assert reply.usage.cached_tokens > 0
+        return reply.content
+
+    assert asyncio.run(talk())
+
+
+def test_a_turn_that_is_cancelled_blocks_no_event_loop(model: Model) -> None:
+    async def talk() -> None:
+        chat = begin(model, max_tokens=2000)
+        turn = chat.say("hello")
+        pieces = aiter(turn)
+        heard = await anext(pieces)
+        async with held(model):
+            turn.cancel()
+            assert [piece async for piece in pieces] == []
+        assert chat.messages[-1]["content"] == heard
+        assert (await turn).finish_reason is FinishReason.CANCELLED
+
+    asyncio.run(talk())
+
+
+def test_a_turn_that_was_left_is_ended_by_the_next_and_blocks_no_event_loop(model: Model) -> None:
+    async def talk() -> None:
+        chat = begin(model, max_tokens=2000)
+        heard = ""
+        async for piece in chat.say("hello"):
+            heard += piece
+            if len(heard) >= 3:
+                break
+        async with held(model):
+            await chat.say("again", max_tokens=4)
+        assert [message["role"] for message in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+        assert chat.messages[2]["content"] == heard
+
+    asyncio.run(talk())
+
+
+def test_a_turn_that_was_left_can_be_read_on(model: Model) -> None:
+    async def talk() -> None:
+        chat = begin(model)
+        turn = chat.say("hello")
+        async for _ in turn:
+            break
+        reply = await turn
+        assert chat.messages[-1]["content"] == reply.content != ""
+
+    asyncio.run(talk())
+
+
+def test_a_message_is_added_in_asyncio(model: Model) -> None:
+    async def talk() -> None:
+        chat = begin(model)
+        async with held(model):
+            await chat.aadd("a question that takes a while to read")
+        n_tokens = model.stats().cells_used
+        reply = await chat.reply()
+        assert reply.usage.cached_tokens == n_tokens
+        assert len(chat.messages) == 3
+
+    asyncio.run(talk())
+
+
+def test_room_is_made_without_blocking_the_event_loop(small: Model) -> None:
+    async def talk() -> None:
+        chat = begin(small)
+        while not chat.evicted:
+            async with held(small):
+                await chat.say("another message of some length")
+        assert small.stats().counters.shifted > 0
+        assert settled(chat).n_tokens <= chat.limit
+
+    asyncio.run(talk())
+
+
+def test_in_asyncio_nothing_is_said_before_a_turn_is_read(model: Model) -> None:
+    async def talk() -> None:
+        chat = begin(model)
+        unread = chat.say("never said")
+        await chat.say("hello")
+        unread.close()
+        async with chat.say("more", max_tokens=2000):
+            pass
+        said = [message["content"] for message in chat.messages if message["role"] == "user"]
+        assert said == ["hello", "more"]
+
+    asyncio.run(talk())
+
+
+def test_many_conversations_in_one_event_loop(model: Model) -> None:
+    async def talk() -> list[str]:
+        chats = [model.conversation(system=f"You are number {i}.", **GREEDY) for i in range(12)]
+        await asyncio.gather(*(chat.say("hello") for chat in chats))
+        return [reply.content for reply in await asyncio.gather(*(chat.say("more") for chat in chats))]
+
+    alone = []
+    for i in range(12):
+        chat = model.conversation(system=f"You are number {i}.", **GREEDY)
+        chat.say("hello").result()
+        alone.append(chat.say("more").result().content)
+    assert asyncio.run(talk()) == alone
 
 
 def test_options_are_checked(model: Model) -> None:

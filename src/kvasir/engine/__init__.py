@@ -4,13 +4,14 @@ Begin reading at `loop.Loop.tick`. Knows no text, no JSON and no asyncio; the la
 """
 
 from kvasir.engine.engine import Engine
-from kvasir.engine.events import EngineStats
+from kvasir.engine.events import Admitted, Diverged, Ended, EngineStats, FirstToken, Pressure, Queued, Ticked
 from kvasir.engine.plan import Budget, Plan, PlannedRow, SeqView, Strategy, View
 from kvasir.engine.request import Done, Event, Failed, Request, RequestId, Sink, Tokens
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.warm import Binding
 
 __all__ = [
-    "Binding", "Budget", "Done", "Engine", "EngineSettings", "EngineStats", "Event", "Failed", "Plan", "PlannedRow",
-    "Request", "RequestId", "SeqView", "Sink", "Strategy", "Tokens", "View",
+    "Admitted", "Binding", "Budget", "Diverged", "Done", "Ended", "Engine", "EngineSettings", "EngineStats", "Event",
+    "Failed", "FirstToken", "Plan", "PlannedRow", "Pressure", "Queued", "Request", "RequestId", "SeqView", "Sink",
+    "Strategy", "Ticked", "Tokens", "View",
 ]  # fmt: skip

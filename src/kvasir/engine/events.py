@@ -246,5 +246,5 @@ class Meter:
         try:
             self.observe(event)
         except Exception:  # whoever watches must not be able to stop what is watched
-            log.exception("the observer raised and is dropped")
+            log.exception("the observer raised at %s and is called no more", type(event).__name__)
             self.observe = None

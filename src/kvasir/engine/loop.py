@@ -199,11 +199,19 @@ class Loop:
                 n_tokens, source = self._share(self.residents.of(seq), reuse.source, reuse.n_tokens)
                 self.meter.counters.coalesced += n_tokens > 0
                 self._start(seq, n_tokens, source)
+        if self.warm is not None:
+            self._load(self.warm)
+
+    def _load(self, warm: Warm) -> None:
+        """Import rows that have been read, so many tokens for all together while streams run; the oldest go first."""
+        n_most = warm.n_imported + IMPORT_TOKENS if self._streams else None
         for seq in self.scheduler.those(State.LOADING):
-            assert self.warm is not None
-            if self.warm.is_searching(seq) and not self._searched(seq, self.warm):
+            if warm.is_searching(seq) and not self._searched(seq, warm):
                 continue
-            restored = self.warm.advance(seq, most_tokens=IMPORT_TOKENS if self._streams else None)
+            n_left = None if n_most is None else n_most - warm.n_imported
+            if n_left is not None and n_left < min(warm.block_tokens, IMPORT_TOKENS):
+                continue  # not even a row: the next tick's
+            restored = warm.advance(seq, most_tokens=n_left)
             if restored is not None:
                 self._start(seq, restored, "stored")
 
@@ -231,6 +239,8 @@ class Loop:
 
     def _start(self, seq: Sequence, n_tokens: int, source: str) -> None:
         seq.start(n_tokens)
+        if self.warm is not None:
+            self.warm.started(seq)
         counters = self.meter.counters
         counters.shared_live += source == "live"
         counters.shared_parked += source == "parked" and n_tokens > 0
@@ -247,7 +257,7 @@ class Loop:
         n_pool = self.scheduler.limits.n_pool
         if n_pool is None or not batch:
             return batch
-        n_most = sum(resident.n_live for resident in self.residents)
+        n_most = sum(resident.n_held for resident in self.residents)
         while n_most + sum(n_tokens for _, n_tokens in batch) > n_pool:
             n_most = self.residents.n_cells(shared=True)
             if n_most + sum(n_tokens for _, n_tokens in batch) <= n_pool:
@@ -344,7 +354,8 @@ class Loop:
                 n_prefill_rows=n_prefills,
                 n_active=len(scheduler.active),
                 n_waiting=len(scheduler.waiting),
-                cells_used=sum(resident.n_live for resident in self.residents),
+                # To count shared cells once takes as long as to plan: not for nobody.
+                cells_used=scheduler.cells_used if self.meter.observe is not None else 0,
                 plan_s=plan_s,
                 native_s=native_s,
                 apply_s=apply_s,

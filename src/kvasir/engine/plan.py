@@ -31,7 +31,8 @@ class Budget(NamedTuple):
     """How much one tick may run.
 
     `n_rows` is a hard bound: more would be a second pass over the weights. `n_prefill` is the share the settings
-    give to prompts (small while streams run, so that they do not stutter); a strategy may weigh it otherwise.
+    give to prompts (small beside streams that ran before them, which must not stutter); a strategy may weigh it
+    otherwise.
     """
 
     n_rows: int

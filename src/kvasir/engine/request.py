@@ -24,7 +24,8 @@ class Request:
     belongs to the engine. A sampled token of `stop_tokens` ends the request and is not sent. `priority`: higher goes
     first. `deadline_s` counts from `submit`. `cache=False` neither reuses KV nor leaves any behind. KV is shared only
     within one `scope`. `parent_key` is the `Done.key` of the request this one continues. `owner` names whose edited KV
-    it may continue: what `Engine.shift` cut belongs to its owner alone.
+    it may continue: what `Engine.shift` cut belongs to its owner alone. `checkpoint` is the position where other
+    prompts are likely to part from this one: memory that cannot rewind is kept there too.
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +39,7 @@ class Request:
     scope: str | None = None
     parent_key: bytes | None = None
     owner: str | None = None
+    checkpoint: int | None = None
 
 
 class Tokens(NamedTuple):

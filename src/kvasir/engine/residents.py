@@ -64,6 +64,11 @@ class Resident:
         return self._n_parked if self.sequence is None else self.sequence.n_decoded
 
     @property
+    def n_held(self) -> int:
+        """Cells it holds, those of a restore that does not count yet included."""
+        return self.n_live + (0 if self.sequence is None else self.sequence.n_loaded)
+
+    @property
     def is_parked(self) -> bool:
         """Whether its sequence has ended."""
         return self.sequence is None
@@ -96,7 +101,7 @@ class Resident:
     def cells(self) -> list[Segment]:
         """Every cell it holds, by who computed it."""
         start = self.segments[-1].end if self.segments else 0
-        own = Segment(self.origin, start, self.n_live)
+        own = Segment(self.origin, start, self.n_held)
         return [*self.segments, own] if own.end > own.start else self.segments
 
 
@@ -244,7 +249,7 @@ class Residents:
 
     def n_cells(self, *, shared: bool) -> int:
         """Count cells in use; cells that several residents hold count once where the layout shares them."""
-        return n_cells_of(self) if shared else sum(resident.n_live for resident in self)
+        return n_cells_of(self) if shared else sum(resident.n_held for resident in self)
 
     def _best_now(self, seq: Sequence, matches: list[Match[Resident]]) -> tuple[Resident | None, int]:
         best, n_best = None, 0

@@ -41,8 +41,8 @@ class Limits(NamedTuple):
     n_seq_tokens: int  # cells one sequence may use
     n_pool: int | None  # cells all sequences share; None where every slot has its own
     n_rows: int  # rows of one pass over the weights
-    n_prefill: int  # of these, for prompts while streams run
-    n_chunk: int  # of these, for prompts while none does
+    n_prefill: int  # of these, for prompts beside streams that ran before one of them came
+    n_chunk: int  # of these, for prompts otherwise
 
 
 class Admission(NamedTuple):
@@ -83,6 +83,7 @@ class Scheduler:
         self.active: dict[RequestId, Sequence] = {}  # has a slot and is not DONE, oldest admission first
         self.ended: list[Sequence] = []  # DONE, but its slot still holds KV
         self._open: dict[RequestId, Sequence] = {}
+        self._fresh: set[RequestId] = set()  # submitted since the last plan
         self._deadlines: list[tuple[float, RequestId]] = []
         self._outbox = outbox
         self._meter = meter
@@ -109,6 +110,7 @@ class Scheduler:
     def submit(self, seq: Sequence) -> None:
         """Let a new sequence wait for a slot."""
         self._open[seq.id] = seq
+        self._fresh.add(seq.id)
         self.waiting.add(seq)
         if seq.deadline is not None:
             heappush(self._deadlines, (seq.deadline, seq.id))
@@ -151,6 +153,8 @@ class Scheduler:
             # Alone it fits: everything parked goes, its own source too.
             evicts, reuse, placement = self.residents.parked, Reuse(), Placement(0)
         self.waiting.remove(seq)
+        if seq.id not in self._fresh:
+            seq.came_at = now
         self._meter.counters.aged += self.waiting.outranks(seq)
         self._note_divergence(seq)
         return Admission(seq, placement, reuse, evicts)
@@ -164,7 +168,7 @@ class Scheduler:
         evicts = [placement.evicts] if placement.evicts is not None else []
         if self.limits.n_pool is None:
             return evicts
-        promised = sum(max(other.n_left, GROWTH) for other in self.active.values())
+        promised = sum(max(other.n_left - other.n_loaded, GROWTH) for other in self.active.values())
         wanted = seq.n_tokens - reuse.n_expected + 1 + promised
         if placement.takes is not None:
             wanted -= placement.takes.n_live - reuse.n_tokens  # cut off when it is taken
@@ -214,7 +218,12 @@ class Scheduler:
     # Planning
 
     def plan(self) -> Batch:
-        """Ask the strategy what to run; rows come in slot order, which keeps a split layout in one pass."""
+        """Ask the strategy what to run; rows come in slot order.
+
+        The split layout needs that order: llama.cpp runs those rows of neighbouring slots together that are equally
+        many. Streams without a gap between them are one pass over the weights, a chunk beside them is one more.
+        """
+        self._fresh.clear()
         active = self.active
         if self.strategy is DEFAULT and len(active) <= self.limits.n_rows and all(map(_decodes, active.values())):
             for seq in active.values():
@@ -230,11 +239,11 @@ class Scheduler:
         return self._batch(plan)
 
     def _budget(self) -> Budget:
-        """Spare the streams where they are more than the prompts; a burst of prompts is better read in whole chunks."""
         limits = self.limits
-        n_streams = sum(seq.state is State.DECODE for seq in self.active.values())
-        n_prompts = sum(seq.state is State.PREFILL for seq in self.active.values())
-        return Budget(limits.n_rows, min(limits.n_prefill if n_streams > n_prompts else limits.n_chunk, limits.n_rows))
+        streams = [seq.first_token_at for seq in self.those(State.DECODE) if seq.first_token_at is not None]
+        prompts = [seq.came_at for seq in self.those(State.PREFILL)]
+        n_prefill = limits.n_prefill if are_late(prompts, streams) else limits.n_chunk
+        return Budget(limits.n_rows, min(n_prefill, limits.n_rows))
 
     def _ask(self, view: View, budget: Budget) -> Plan:
         """Return the strategy's plan, or the default's where that one is broken: a bad strategy stops nobody."""
@@ -307,6 +316,14 @@ class Scheduler:
         self._gate.leave(now=now)
         self._outbox.put(seq, event)
         self._meter.ended(Ended(seq.id, how, seq.n_prompt, seq.n_cached, seq.n_generated, seq.n_again))
+
+
+def are_late(prompts: list[float], streams: list[float]) -> bool:
+    """Whether a prompt came after the first token of some stream, and so has to spare it.
+
+    To the streams of its own burst a prompt owes nothing: the burst is over soonest if it is read in whole chunks.
+    """
+    return bool(prompts and streams) and min(streams) < max(prompts)
 
 
 def _up_to_stop(seq: Sequence, n_tokens: int) -> int:

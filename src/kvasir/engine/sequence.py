@@ -47,9 +47,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_at", "deadline", "edited", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs", "n_cached",
-        "n_decoded", "n_faults", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at", "request", "sampler",
-        "sink", "slot", "state", "stop_at", "tokens",
+        "admitted_at", "came_at", "deadline", "edited", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs",
+        "n_cached", "n_decoded", "n_faults", "n_loaded", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at",
+        "request", "sampler", "sink", "slot", "state", "stop_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: RequestId, request: Request, sink: Sink, *, now: float) -> None:
@@ -64,6 +64,7 @@ class Sequence:
         self.n_prompt = len(self.tokens)
         self.n_cached = 0
         self.n_decoded = 0
+        self.n_loaded = 0  # cells of a restore that counts only once its last part is there
         self.n_rows = 0  # rows the core decoded for it, reruns included: its part of Context.n_rows_decoded
         self.stop_at: int | None = None  # position a prefill must not run over: a snapshot is due exactly there
         self.n_skipped = 0  # ticks in a row in which it could run and was not planned
@@ -73,6 +74,7 @@ class Sequence:
         self.n_faults = 0  # steps it was in that cost its whole state, since its last token
         self.deadline = None if request.deadline_s is None else now + request.deadline_s
         self.queued_at = now
+        self.came_at = now  # when it was queued, or had a slot if it had to wait for one
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
@@ -138,6 +140,7 @@ class Sequence:
         """Go back to the queue without slot or KV. Its tokens stay, and its sampler stays where it was."""
         self.slot = None
         self.n_decoded = 0
+        self.n_loaded = 0
         self.n_preempted += 1
         self.edited = False
         self.n_skipped = 0
@@ -165,6 +168,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Note that none of it is in KV any more. All tokens run again; the sampler stays where it was."""
+        self.n_loaded = 0
         self.resume_at(0)
 
     def is_full(self, limit: int) -> bool:

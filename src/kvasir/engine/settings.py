@@ -28,8 +28,8 @@ class EngineSettings:
     slots: int = 4
     layout: str = "auto"
     strategy: object = "DecodeMaximal"
-    chunk_tokens: int = 512  # prompt rows of a tick while streams are no more than prompts
-    prefill_budget: int = 128  # while they are more: a gap of about a quarter second on two cores
+    chunk_tokens: int = 512  # prompt rows of a tick, alone or beside streams of the same burst
+    prefill_budget: int = 128  # beside streams that ran before: a gap of about a quarter second on two cores
     max_queue: int = 64
     context_size: int = 0
     batch: int = 512

@@ -32,7 +32,8 @@ IMPORT_TOKENS = 2048
 EXPORT_BLOCKS = 4
 # How long an admission waits for a search: those that need no slow disk are over by then, and it is less than a decode.
 SEARCH_S = 0.005
-# A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick.
+# A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick; fewer only
+# where a model's `min_tokens` says that fewer are worth it.
 MIN_GAIN = 32
 
 
@@ -63,6 +64,15 @@ class Restore:
     next_row: int = 0
 
 
+class Piece(NamedTuple):
+    """The KV of one row on its way into one part of the memory."""
+
+    part: str
+    start: int
+    end: int
+    payload: bytes
+
+
 class Warm:
     """Restores and offers for one context."""
 
@@ -80,6 +90,7 @@ class Warm:
         self._restores: dict[int, Restore] = {}
         self._searches: dict[int, Future[Restore | None]] = {}
         self._searchers = ThreadPoolExecutor(2, "kvasir-search")
+        self.n_imported = 0  # tokens, ever; those of a window again
         self.needs = Needs(
             chain=self._kind != "recurrent",
             window_tokens=int(memory.window) if self._kind == "window" else 0,
@@ -125,9 +136,11 @@ class Warm:
             seq.tokens,
             needs=self.needs,
             most=seq.n_tokens - 1,
+            min_tokens=self.rules.min_tokens,
             parent_key=None if parent is None else Key(parent),
+            session_resume_wait_ms=self.rules.session_resume_wait_ms,
         )
-        if match.n_tokens < n_live + MIN_GAIN:
+        if match.n_tokens < n_live + min(MIN_GAIN, max(1, self.rules.min_tokens)):
             match.release()
             return None
         return Restore(match, self.cache.read(match), 0)
@@ -193,51 +206,76 @@ class Warm:
     ) -> bool:
         """Import rows that are there; True once nothing more will be imported."""
         assert seq.slot is not None
-        rows = restore.match.rows[: len(parts)]
         if self._kind == "plain":
             return not self._append(seq, restore, parts, most) or (is_whole and restore.next_row >= len(parts))
         # The others are whole or nothing: their memory says where it ends only once every part is there.
-        end = rows[-1].end if rows else 0
-        complete = len(rows) == len(restore.match.rows) and end > 0
-        if complete and self._import_whole(seq.slot, restore, parts):
-            restore.n_done = end
+        complete = len(parts) == len(restore.match.rows) > 0
+        fits = self._import_whole(seq, restore, parts, most) if complete else False
+        if fits is None:
+            return False
+        if fits:
+            seq.n_loaded, restore.n_done = 0, restore.match.rows[-1].end
         else:
             self._give_up(seq, restore)
         return True
 
     def _append(self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None) -> bool:
         """Append rows of plain KV, as many as this tick may; False where they do not fit any more."""
-        batch: list[bytes] = []
-        start = end = restore.n_done
-        rows = restore.match.rows
-        while restore.next_row < len(parts) and (most is None or not batch or end - start < most):
-            batch.append(parts[restore.next_row]["base"])
-            end = rows[restore.next_row].end
-            restore.next_row += 1
-        if batch and not self._memory.import_span(seq.slot, start, batch):
+        batch = within(_pieces(restore, parts, "base")[restore.next_row :], most)
+        if not batch:
+            return True
+        if not self._import_pieces(seq, batch):
             return False
+        restore.next_row += len(batch)
+        end = batch[-1].end
         restore.n_done = min(end, restore.match.n_tokens)
         if restore.n_done < end:  # the last row goes on differently than the prompt
             self._memory.remove(seq.slot, restore.n_done, None)
         return True
 
-    def _import_whole(self, slot: int, restore: Restore, parts: list[Mapping[str, bytes]]) -> bool:
-        memory, rows = self._memory, restore.match.rows
+    def _import_whole(
+        self, seq: Sequence, restore: Restore, parts: list[Mapping[str, bytes]], most: int | None
+    ) -> bool | None:
+        """Import the KV of all rows, as much of it as this tick may, then what makes it count: a window, a state.
+
+        None while that goes on, False where it does not fit.
+        """
         if self._kind == "recurrent":
-            return bool(memory.set_state(slot, parts[-1]["state"]))
-        if not memory.import_span(slot, 0, [part["base"] for part in parts]):
-            return False
-        if self._kind == "hybrid":
-            return bool(memory.set_state(slot, parts[-1]["state"], partial=True))
-        windows = [(row.start, part["window"]) for row, part in zip(rows, parts, strict=True) if "window" in part]
-        return bool(memory.import_span(slot, windows[0][0], [window for _, window in windows], "window"))
+            return bool(self._memory.set_state(seq.slot, parts[-1]["state"]))
+        if not seq.n_loaded:  # nothing is there yet, or not any more: a step that failed may have cost all memory
+            restore.next_row = 0
+        bases = _pieces(restore, parts, "base")
+        pieces = [*bases, *_pieces(restore, parts, "window")]
+        batch = within(pieces[restore.next_row :], most)
+        for part in ("base", "window"):
+            if not self._import_pieces(seq, [piece for piece in batch if piece.part == part]):
+                return False
+        restore.next_row += len(batch)
+        seq.n_loaded = bases[min(restore.next_row, len(bases)) - 1].end
+        if restore.next_row < len(pieces):
+            return None
+        return self._kind == "window" or bool(self._memory.set_state(seq.slot, parts[-1]["state"], partial=True))
+
+    def _import_pieces(self, seq: Sequence, pieces: list[Piece]) -> bool:
+        """Append pieces of one part of the memory; False where there is no room."""
+        if not pieces:
+            return True
+        first, last = pieces[0], pieces[-1]
+        self.n_imported += last.end - first.start
+        payloads = [piece.payload for piece in pieces]
+        return bool(self._memory.import_span(seq.slot, first.start, payloads, first.part))
 
     def _give_up(self, seq: Sequence, restore: Restore) -> None:
         """Empty the slot; the prompt runs from its first token."""
         self._memory.remove(seq.slot, 0, None)
-        restore.n_done = 0
+        seq.n_loaded = restore.n_done = 0
 
     # Offering
+
+    def started(self, seq: Sequence) -> None:
+        """Note where a sequence begins to run: snapshots are taken from there on."""
+        if seq.cacheable:
+            self._await_next(seq, self._saved_of(seq))
 
     def offer(self, seq: Sequence, *, most_blocks: int | None) -> None:
         """Offer the full blocks that a sequence has computed since it was last asked, as far as the rules want them."""
@@ -270,10 +308,14 @@ class Warm:
 
     def _snapshot(self, seq: Sequence, saved: Saved) -> None:
         """Keep the state of a sequence that stands exactly where the rules want one."""
-        while saved.checkpoints and seq.n_decoded >= saved.checkpoints[0]:
-            at = saved.checkpoints.pop(0)
-            if at == seq.n_decoded:
-                self._offer_span(seq, saved, (at - 1) // self.block_tokens * self.block_tokens, at, Reason.COLD)
+        at = seq.n_decoded
+        if at in saved.checkpoints:
+            self._offer_span(seq, saved, (at - 1) // self.block_tokens * self.block_tokens, at, Reason.COLD)
+        self._await_next(seq, saved)
+
+    def _await_next(self, seq: Sequence, saved: Saved) -> None:
+        """Let a sequence run to its next checkpoint and no further."""
+        saved.checkpoints = [at for at in saved.checkpoints if at > seq.n_decoded]
         seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
 
     def forget(self, seq: Sequence) -> None:
@@ -325,13 +367,33 @@ class Warm:
                 self._spaces[scope] = self._space_of(scope, self._n_ctx_seq)
             saved = self._saved[seq.id] = Saved(self._spaces[scope])
             if self.needs.state and seq.request.cache:
-                # Where a next prompt may part from this one, and where this same prompt would go on.
-                # A hybrid's block may be stored already, without a state, by a prompt that ran over its end: one token
-                # before it, the snapshot is a row of its own.
-                stops = {cold_end(seq.n_prompt, self.rules) - self.needs.chain, seq.n_prompt - 1}
-                saved.checkpoints = sorted(at for at in stops if at >= max(1, self.rules.min_tokens))
-                seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
+                saved.checkpoints = self._checkpoints(seq)
         return saved
+
+    def _checkpoints(self, seq: Sequence) -> list[int]:
+        """Where a next prompt may part from this one, and where this same prompt would go on.
+
+        A hybrid's block may be stored already, without a state, by a prompt that ran over its end: one token before it,
+        the snapshot is a row of its own.
+        """
+        parting = {cold_end(seq.n_prompt, self.rules), min(seq.request.checkpoint or 0, seq.n_prompt - 1)}
+        apart = {at - (self.needs.chain and at % self.block_tokens == 0) for at in parting}
+        return sorted(at for at in apart | {seq.n_prompt - 1} if at >= max(1, self.rules.min_tokens))
+
+
+def within(pieces: list[Piece], most: int | None) -> list[Piece]:
+    """The first pieces, of so many tokens together at most; one at least."""
+    n_tokens = 0
+    for n_pieces, piece in enumerate(pieces):
+        n_tokens += piece.end - piece.start
+        if most is not None and n_tokens > most and n_pieces:
+            return pieces[:n_pieces]
+    return pieces
+
+
+def _pieces(restore: Restore, parts: list[Mapping[str, bytes]], part: str) -> list[Piece]:
+    rows = zip(restore.match.rows, parts, strict=False)
+    return [Piece(part, row.start, row.end, there[part]) for row, there in rows if part in there]
 
 
 def _release(search: Future[Restore | None]) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvasir.chat import grammars
+from kvasir.chat.eviction import FIXED_ROLES
 from kvasir.chat.messages import Message, normalise
 from kvasir.chat.parser import ReplyParser
 from kvasir.chat.prompt import Rendered, Template, template_source
 from kvasir.chat.structured import Constraint, constraint_of
 from kvasir.chat.tools import offer, toolset
-from kvasir.errors import BadOption, Unsupported, suggest
+from kvasir.engine.radix import common_prefix
+from kvasir.errors import BadOption, BadRequest, Unsupported, suggest
 from kvasir.model.sampler import Guide, schema_json
 from kvasir.model.tokenizer import Tokenizer
 from kvasir.service import checks
@@ -35,6 +38,8 @@ Messages = str | Sequence[Mapping[str, Any]]
 
 # The format of gpt-oss: an answer is one of several channels, so a grammar of ours would have to know them all.
 _CHANNELS = "<|channel|>"
+# A question that nobody asks, for templates that write no system prompt without one.
+_ANY_QUESTION: Message = {"role": "user", "content": "\ufffd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,7 @@ def start(
         guide=_guide(rendered, options),
         stops=rendered.stops,
         shown=frozenset(token for text in rendered.preserved if (token := _single(tokenizer, text)) is not None),
+        checkpoint=_system_end(model, prepared, options, scope) if cache else None,
         **model._queued(
             priority=priority, deadline=deadline, parent_key=parent_key, cache=cache, scope=scope, owner=owner
         ),
@@ -181,6 +187,23 @@ def _render(
         continue_final=options.continue_final,
         kwargs=options.template_kwargs,
     )
+
+
+def _system_end(model: Model, prepared: Prepared, options: ChatOptions, scope: str | None) -> int | None:
+    """Tokens that all prompts with this system prompt begin with, where the model needs to know: it cannot rewind.
+
+    None where there is no system prompt, or no cache to keep anything.
+    """
+    fixed = list(takewhile(lambda message: message["role"] in FIXED_ROLES, prepared.messages))
+    if not fixed or model._cache is None or model.info.memory_kind not in ("recurrent", "hybrid"):
+        return None
+    try:
+        asked = _render(
+            model, [*fixed, _ANY_QUESTION], replace(options, continue_final=False), add_generation_prompt=False
+        )
+    except BadRequest:
+        return None
+    return common_prefix(model._encode(asked.text, scope), prepared.tokens)
 
 
 def _template(model: Model, options: ChatOptions) -> Template:

@@ -8,6 +8,7 @@ alone (`Engine.shift`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import json
@@ -16,6 +17,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -25,7 +27,7 @@ from kvasir.chat.messages import Message, normalise
 from kvasir.engine.radix import common_prefix
 from kvasir.errors import BadOption, BadRequest, ContextFull, KvasirError, NotFound
 from kvasir.service import chat
-from kvasir.service.chat import ChatOptions
+from kvasir.service.chat import ChatOptions, ChatStream
 from kvasir.service.options import SamplingOptions
 from kvasir.service.stream import Stream
 from kvasir.service.turn import Turn
@@ -59,7 +61,7 @@ class Conversation:
     When the next turn would not fit, the oldest turns are given up (`evict="oldest"`, told by an `Evicted` event and
     in `evicted`): cut out of memory where the model can, else read anew. `evict="reprefill"` always reads anew, which
     is exactly what a new conversation of the messages that are left would see. `evict="refuse"` raises `ContextFull`.
-    Not for several threads at once; any number of conversations may run side by side.
+    Not for several threads or tasks at once; any number of conversations may run side by side.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class Conversation:
         """Add a user message and start the reply: iterate for its text, `.events()` for everything.
 
         `callback` gets each piece of text; returning False stops the reply. Leaving the loop stops it too, and what
-        was said stays. Options are those of `generate`, for this reply alone.
+        was said stays. Options are those of `generate`, for this reply alone. In asyncio nothing happens before the
+        turn is awaited or iterated: what has to be waited for does not block the event loop.
         """
-        sampling = Sampling.of(self._sampling, **options)
-        self._take({"role": "user", "content": text}, sampling)
-        return self._start(sampling, callback)
+        said = {"role": "user", "content": text}
+        return self._turn_after(partial(self._take, said), Sampling.of(self._sampling, **options), callback)
 
     def add(self, message: str | Mapping[str, Any]) -> None:
         """Add a message and read it at once: text is a user's; a mapping may be a tool's result.
@@ -111,25 +113,25 @@ class Conversation:
 
         `reply()` answers. Blocks until the message is read.
         """
-        self._take({"role": "user", "content": message} if isinstance(message, str) else message, self._sampling)
-        self._commit(wait=True)
+        self._settle()
+        self._add(message)
+        self._settle()
+
+    async def aadd(self, message: str | Mapping[str, Any]) -> None:
+        """`add()` in asyncio."""
+        await self._asettle()
+        await asyncio.to_thread(self._add, message)
+        await self._asettle()
 
     def reply(self, *, callback: Callable[[str], object] | None = None, **options: Unpack[SamplingOptions]) -> Turn:
         """Start a reply to what was added."""
-        self._settle()
-        if not self._messages or self._messages[-1]["role"] not in ("user", "tool"):
-            raise BadRequest("there is nothing to reply to; add a user message or a tool's result first.")
-        sampling = Sampling.of(self._sampling, **options)
-        self._fit(self._messages, sampling)
-        return self._start(sampling, callback)
+        return self._turn_after(self._check_question, Sampling.of(self._sampling, **options), callback)
 
     def regenerate(
         self, *, callback: Callable[[str], object] | None = None, **options: Unpack[SamplingOptions]
     ) -> Turn:
         """Forget the last reply and start another one."""
-        self._settle()
-        self._cut(self._last_question() + 1)
-        return self.reply(callback=callback, **options)
+        return self._turn_after(self._forget_reply, Sampling.of(self._sampling, **options), callback)
 
     def undo(self) -> list[dict[str, Any]]:
         """Forget the last turn, the user's message and all that answered it; return what was forgotten."""
@@ -166,7 +168,7 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """All messages that are still part of it, as plain dicts of a chat API."""
-        self._settle()
+        self._end_turn()
         return copy.deepcopy(self._messages)
 
     @property
@@ -226,23 +228,52 @@ class Conversation:
 
     # How it works
 
+    def _turn_after(
+        self, change: Callable[[Sampling], None], sampling: Sampling, callback: Callable[[str], object] | None
+    ) -> Turn:
+        """Return a turn that replies to the messages after a change of them; it begins now, in asyncio when read."""
+
+        def start() -> ChatStream:
+            self._settle()
+            change(sampling)
+            return self._start(sampling)
+
+        turn = Turn(self, start, callback=callback)
+        if not _in_asyncio():
+            turn.begin()
+        return turn
+
+    def _add(self, message: str | Mapping[str, Any]) -> None:
+        self._take({"role": "user", "content": message} if isinstance(message, str) else message, self._sampling)
+        self._commit()
+
+    def _check_question(self, sampling: Sampling) -> None:
+        if not self._messages or self._messages[-1]["role"] not in ("user", "tool"):
+            raise BadRequest("there is nothing to reply to; add a user message or a tool's result first.")
+        self._fit(self._messages, sampling)
+
+    def _forget_reply(self, sampling: Sampling) -> None:
+        self._cut(self._last_question() + 1)
+        self._settle()
+        self._check_question(sampling)
+
     def _take(self, message: Mapping[str, Any], sampling: Sampling) -> None:
         """Append a message, once it is known to fit; if it does not, nothing has changed but what was given up."""
-        self._settle()
         (checked,) = normalise([message])
         if checked["role"] not in ("user", "tool"):
             raise BadOption(f"a user's or a tool's message can be added, got one of role {checked['role']!r}.")
         self._fit([*self._messages, checked], sampling)
         self._messages.append(checked)
 
-    def _start(self, sampling: Sampling, callback: Callable[[str], object] | None) -> Turn:
+    def _start(self, sampling: Sampling) -> ChatStream:
         prepared = self._prepare(self._messages, generation=True)
         n_left = max(self.limit - len(prepared.tokens) - CLOSING, 1)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, n_left))
-        stream = chat.start(self._model, prepared, self._options, sampling, owner=self._id, scope=self._scope)
+        return chat.start(self._model, prepared, self._options, sampling, owner=self._id, scope=self._scope)
+
+    def _take_news(self) -> list[Event]:
         news, self._news = self._news, []
-        self._turn = Turn(self, stream, news=news, callback=callback)
-        return self._turn
+        return news
 
     def _replied(self, reply: ChatReply) -> None:
         """Keep what was said, whole or not."""
@@ -258,14 +289,28 @@ class Conversation:
 
     def _settle(self) -> None:
         """End a turn that was left half read; wait until what was said is in memory."""
-        if self._turn is not None:
-            self._turn.close()
-        if self._reading is not None:
-            reading, self._reading = self._reading, None
+        self._end_turn()
+        if (reading := self._take_reading()) is not None:
             with contextlib.suppress(KvasirError):  # it is only warmth: the next turn reads what is missing
                 reading.result()
 
-    def _commit(self, *, wait: bool = False) -> None:
+    async def _asettle(self) -> None:
+        """`_settle()` in asyncio."""
+        if self._turn is not None:
+            await self._turn.aclose()
+        if (reading := self._take_reading()) is not None:
+            with contextlib.suppress(KvasirError):
+                await reading
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.close()
+
+    def _take_reading(self) -> Stream | None:
+        reading, self._reading = self._reading, None
+        return reading
+
+    def _commit(self) -> None:
         """Read all messages into memory, and note where each one ends."""
         if not self._messages:
             self._tokens, self._ends = [], []
@@ -280,8 +325,6 @@ class Conversation:
         self._tokens = tokens
         if tokens and len(tokens) <= self.limit:  # else the next turn makes room first
             self._reading = self._model._read(tokens, owner=self._id, scope=self._scope)
-        if wait:
-            self._settle()
 
     def _measure(self, tokens: list[int]) -> list[int]:
         """Where each message ends among the tokens. What is known of the messages before stays."""
@@ -374,6 +417,14 @@ class Conversation:
         del self._messages[index:]
         self._commit()
         return list(forgotten)
+
+
+def _in_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _joined(spans: list[Span]) -> list[Span]:

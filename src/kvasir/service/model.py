@@ -53,8 +53,9 @@ def load(ref: str | os.PathLike[str] | None = None, *, progress: Progress | None
 
     What is not on this machine is fetched first. `options` are the load options of docs/python-api.md
     (`context_size`, `gpu_layers`, `threads`, `slots`, ...); environment and `kvasir.toml` fill in what is not given.
-    `progress` is called with the part loaded, 0 to 1, and gives up by returning False. Blocks until the model is
-    ready. Raises `ModelNotFound`, `ModelLoadError`, `BadOption`, or a `StoreError` where fetching failed.
+    `progress` is called with the part loaded, 0 to 1, and gives up by returning False. The option `observe` is a
+    function that gets every event of the engine (docs/engine.md). Blocks until the model is ready. Raises
+    `ModelNotFound`, `ModelLoadError`, `BadOption`, or a `StoreError` where fetching failed.
     """
     settings = load_settings(options)
     path = resolve(ref, model_dir=settings.model_dir)

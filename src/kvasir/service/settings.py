@@ -40,4 +40,5 @@ def engine_settings(settings: LoadSettings, adapters: list[tuple[Any, float]]) -
         ubatch=settings.ubatch,
         threads=settings.threads or 0,
         context=context,
+        observe=settings.observe,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -87,6 +88,14 @@ def expected(path: str, tokens: tuple[int, ...], **options: Any) -> tuple[list[i
         made.append(token)
         row = fake.Row(0, len(tokens) + len(made) - 1, [token], cast(fake.Sampler, wanted.sampler))
     return made, None
+
+
+def await_rows(loop: Loop) -> None:
+    """Wait until all searches are over and what they found is read, so that no tick passes in which nothing happens."""
+    assert loop.warm is not None
+    wait(loop.warm._searches.values(), 30)
+    for restore in loop.warm._restores.values():
+        restore.loading.result(30)
 
 
 class Rig:

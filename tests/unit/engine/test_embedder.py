@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
 
 from kvasir.engine import EngineSettings
+from kvasir.engine.core import Core
 from kvasir.engine.embedder import Embedder, normalized
 from kvasir.errors import BadOption, Closed, PromptTooLong, Unsupported
 from kvasir.native import fake
+from tests.unit.engine.crowd import GatedCore, together
 from tests.unit.engine.rig import CORE, prompt
 
 
@@ -84,3 +88,67 @@ def test_two_threads_take_turns_and_a_closed_one_says_so() -> None:
     embedder.close()
     with pytest.raises(Closed):
         embedder.embed(TEXTS)
+
+
+def gated(path: str) -> tuple[Embedder, GatedCore]:
+    core = GatedCore(fake)
+    return Embedder(cast(Core, core), fake.Model.load(path), EngineSettings(threads=1)), core
+
+
+def test_its_threads_poll_as_briefly_as_the_engine_s() -> None:
+    embedder, core = gated("fake:embed")
+    core.gate.set()
+    embedder.embed(TEXTS)
+    assert [options["poll"] for options in core.options] == [1]
+
+
+def test_who_waits_is_batched_into_the_next_decode() -> None:
+    embedder, core = gated("fake:embed")
+    got = together(embedder, core, [partial(embedder.embed, [text]) for text in TEXTS[:8]])
+    assert [len(texts) for texts in core.calls] == [1, 7]
+    singles = make("fake:embed")
+    for vectors, text in zip(got, TEXTS[:8], strict=True):
+        assert np.allclose(vectors, singles.embed([text]))
+
+
+def test_a_decode_takes_no_more_than_fits() -> None:
+    embedder, core = gated("fake:embed?n_ctx_train=64")
+    sizes = [10, 30, 30, 30, 60, 5]
+    got = together(embedder, core, [partial(embedder.embed, [list(prompt(n))]) for n in sizes])
+    assert [sorted(map(len, texts)) for texts in core.calls[:1]] == [[10]]
+    assert all(sum(map(len, texts)) <= 64 for texts in core.calls)
+    assert len(core.calls) < len(sizes)
+    assert all(vectors.shape == (1, 32) for vectors in got)
+
+
+def test_one_bad_text_fails_its_own_caller_alone() -> None:
+    embedder, core = gated("fake:embed")
+    calls = [partial(embedder.embed, [text]) for text in (*TEXTS[:4], [97, 1 << 30])]
+    *good, bad, wrong = together(embedder, core, [*calls, partial(embedder.rank, [TEXTS[0]])])
+    assert isinstance(bad, BadOption)
+    assert isinstance(wrong, Unsupported)
+    assert all(isinstance(vectors, np.ndarray) for vectors in good)
+
+
+def test_closing_waits_for_the_decode_and_refuses_who_waits() -> None:
+    embedder, core = gated("fake:embed")
+    closer = threading.Thread(target=embedder.close)
+
+    def close() -> None:
+        closer.start()
+        while not embedder._closed:
+            threading.Event().wait(0.001)
+
+    first, *others = together(embedder, core, [partial(embedder.embed, [TEXTS[0]])] * 4, meanwhile=close)
+    closer.join()
+    assert isinstance(first, np.ndarray)
+    assert all(isinstance(error, Closed) for error in others)
+
+
+def test_an_interrupted_caller_leaves_the_others_their_texts() -> None:
+    embedder, core = gated("fake:embed")
+    core.interrupts = 1
+    first, *others = together(embedder, core, [partial(embedder.embed, [TEXTS[0]])] * 4)
+    assert isinstance(first, KeyboardInterrupt)
+    assert all(isinstance(vectors, np.ndarray) for vectors in others)
+    assert not embedder._waiting

@@ -246,7 +246,9 @@ def test_stats_tell_slots_cells_counters_and_times(engine: Engine, model: fake.M
     assert stats.layout == "unified"
 
 
-def test_observers_get_every_event_and_cannot_stop_the_engine(model: fake.Model) -> None:
+def test_observers_get_every_event_and_cannot_stop_the_engine(
+    model: fake.Model, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[Any] = []
 
     def observe(event: Any) -> None:
@@ -255,10 +257,12 @@ def test_observers_get_every_event_and_cannot_stop_the_engine(model: fake.Model)
             raise RuntimeError("not me")
 
     with open_engine(model, observe=observe) as engine:
-        sink = Waiting()
-        engine.submit(request(model, prompt(10), max_tokens=4), sink)
-        sink.wait()
+        for _ in range(2):
+            sink = Waiting()
+            engine.submit(request(model, prompt(10), max_tokens=4), sink)
+            sink.wait()
     assert [type(event).__name__ for event in seen] == ["Queued", "Admitted", "FirstToken"]
+    assert [record.message for record in caplog.records] == ["the observer raised at FirstToken and is called no more"]
 
 
 def test_an_encoder_cannot_generate() -> None:

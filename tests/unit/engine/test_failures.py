@@ -146,3 +146,15 @@ def test_a_ledger_that_lies_is_fatal_in_debug() -> None:
     rig.sequence(sink).n_decoded -= 1
     with pytest.raises(AssertionError, match="ledger"):
         rig.loop.check()
+
+
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_cells_that_the_context_has_and_the_memory_does_not_are_a_fault(layout: str) -> None:
+    rig = Rig(layout=layout)
+    rig.submit(prompt(10))
+    rig.tick()
+    shared = layout == "unified"
+    assert rig.loop.runner.fault(rig.loop.residents, shared=shared) is None
+    rig.context.n_ctx += 1
+    fault = rig.loop.runner.fault(rig.loop.residents, shared=shared)
+    assert fault == "10 of 512 cells are in use, the context was made with 513"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvasir.engine import Failed
+from kvasir.engine.scheduler import are_late
 from kvasir.engine.sequence import State
 from kvasir.errors import DeadlineExceeded, QueueFull
 from kvasir.types import FinishReason
@@ -37,6 +40,99 @@ def test_a_prompt_alone_takes_whole_chunks() -> None:
     rig.submit(prompt(120), max_tokens=1)
     rig.drain()
     assert [step[0][2] for step in rig.context.steps] == [50, 50, 20]
+
+
+def wide_rig(**settings: Any) -> Rig:
+    """The usual sizes: 512 rows a tick, of these 128 for prompts that came after a stream."""
+    return Rig(**({"slots": 8, "context_size": 16384, "batch": 512, "ubatch": 512} | settings))
+
+
+def prompt_rows(rig: Rig, *, since: int) -> list[int]:
+    """Rows of each tick that were not a stream's next token, as long as there were any."""
+    rows = [sum(n_tokens for _, _, n_tokens in step if n_tokens > 1) for step in rig.context.steps[since:]]
+    return rows[: rows.index(0)]
+
+
+def test_one_late_prompt_spares_one_stream() -> None:
+    rig = wide_rig()
+    stream = rig.submit(prompt(3), **ENDLESS)
+    rig.tick()
+    rig.submit(prompt(600, salt=1), **ENDLESS)
+    rig.tick(8)
+    assert prompt_rows(rig, since=1) == [128, 128, 128, 128, 88]
+    assert len(stream.tokens) == 9
+
+
+def test_four_late_prompts_spare_two_streams() -> None:
+    rig = wide_rig()
+    for i in range(2):
+        rig.submit(prompt(3, salt=i), **ENDLESS)
+    rig.tick()
+    for i in range(4):
+        rig.submit(prompt(256, salt=2 + i), cache=False, **ENDLESS)
+    rig.tick(10)
+    assert prompt_rows(rig, since=1) == [128] * 8
+
+
+def test_a_burst_is_read_in_whole_chunks_beside_its_own_streams() -> None:
+    rig = wide_rig()
+    for i in range(8):
+        rig.submit(prompt(600, salt=i), cache=False, **ENDLESS)
+    rig.tick(12)
+    n_ticks = len(prompt_rows(rig, since=0))
+    totals = [sum(n_tokens for _, _, n_tokens in step) for step in rig.context.steps]
+    assert totals[: n_ticks - 1] == [512] * (n_ticks - 1)
+    assert totals[n_ticks:] == [8] * (12 - n_ticks)
+
+
+def test_what_is_queued_while_the_first_of_a_burst_is_read_belongs_to_it() -> None:
+    rig = wide_rig()
+    rig.submit(prompt(100), **ENDLESS)
+    rig.loop.tick()
+    rig.submit(prompt(1000, salt=1), **ENDLESS)  # the clock stands still: it came before the tick had ended
+    rig.tick(4)
+    assert prompt_rows(rig, since=1) == [511, 489]
+
+
+def test_a_prompt_that_waited_for_a_slot_spares_whoever_ran_meanwhile() -> None:
+    rig = wide_rig(slots=2)
+    rig.submit(prompt(3), **ENDLESS)
+    short = rig.submit(prompt(3, salt=1), max_tokens=4, stop_tokens=frozenset())
+    rig.submit(prompt(300, salt=2), cache=False, **ENDLESS)
+    rig.tick(4)
+    assert short.ends
+    rig.tick(5)
+    assert prompt_rows(rig, since=4) == [128, 128, 44]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "streams", "late"),
+    [
+        ([], [], False),
+        ([5.0], [], False),
+        ([], [1.0], False),
+        ([5.0], [5.0], False),
+        ([5.0], [1.0, 9.0], True),
+        ([1.0, 5.0], [3.0], True),
+        ([1.0, 2.0], [3.0, 4.0], False),
+    ],
+)
+def test_a_prompt_is_late_if_a_stream_had_its_first_token_before(
+    prompts: list[float], streams: list[float], late: bool
+) -> None:
+    assert are_late(prompts, streams) is late
+
+
+def test_a_free_slot_is_the_lowest_so_that_streams_are_neighbours() -> None:
+    rig = Rig(slots=4, layout="split")
+    sinks = [rig.submit(prompt(4, salt=i), cache=False, **ENDLESS) for i in range(4)]
+    rig.tick()
+    for sink in (sinks[3], sinks[1], sinks[2]):
+        rig.cancel(sink)
+    rig.tick()
+    late = [rig.submit(prompt(4, salt=4 + i), cache=False, **ENDLESS) for i in range(2)]
+    rig.tick()
+    assert [rig.sequence(sink).slot for sink in (sinks[0], *late)] == [0, 1, 2]
 
 
 def test_requests_beyond_slots_and_queue_are_refused_with_a_hint() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.engine.events import Admitted, Diverged, Pressure
+from kvasir.engine.events import Admitted, Diverged, Pressure, Ticked
 from kvasir.engine.sequence import State
 from kvasir.types import FinishReason
 from tests.unit.engine.rig import Collected, Rig, expected, prompt
@@ -181,6 +181,23 @@ def test_admission_tells_reuse_and_its_source() -> None:
     rig.drain()
     admitted = [(event.source, event.n_reused) for event in seen if isinstance(event, Admitted)]
     assert admitted == [("cold", 0), ("live", len(COMMON)), ("parked", len(COMMON) + 23)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_tick_tells_the_cells_that_are_in_use(layout: str) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def observe(event: object) -> None:
+        if isinstance(event, Ticked):
+            told.append((event.cells_used, rig.loop.stats().cells_used, rig.context.memory.used_cells))
+
+    rig = rig_of(layout, observe=observe)
+    for i in range(4):
+        rig.submit(COMMON + own(i), max_tokens=4, stop_tokens=frozenset())
+    rig.drain()
+    assert all(len(set(figures)) == 1 for figures in told)
+    n_own = 4 * (24 + 3)  # the last token of each never runs
+    assert told[-1][0] == n_own + len(COMMON) * (1 if layout == "unified" else 4)
 
 
 # Few cells

@@ -17,7 +17,7 @@ from kvasir.engine.events import Admitted
 from kvasir.engine.sequence import State
 from kvasir.errors import EngineStopped
 from kvasir.types import FinishReason
-from tests.unit.engine.rig import Collected, Rig, expected, prompt
+from tests.unit.engine.rig import Collected, Rig, await_rows, expected, prompt
 
 BLOCK = 16
 KINDS = ("fake:plain", "fake:window", "fake:recurrent", "fake:hybrid")
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def settings(folder: Path | None, **options: Any) -> CacheSettings:
-    return CacheSettings(disk_dir=folder, block_tokens=BLOCK, min_tokens=4, ram_bytes=64 << 20, **options)
+    return CacheSettings(disk_dir=folder, block_tokens=BLOCK, **({"ram_bytes": 64 << 20} | options))
 
 
 @pytest.fixture
@@ -172,12 +172,85 @@ def test_a_long_restore_is_bounded_per_tick_beside_streams(cache: Cache, monkeyp
     rig.tick()
     n_before, n_ticks = len(stream.tokens), 0
     while rig.sequence(late).state in (State.WAITING, State.LOADING):
+        await_rows(rig.loop)
         rig.tick()
         n_ticks += 1
     assert n_ticks >= 4
     assert len(stream.tokens) - n_before >= n_ticks - 1
     rig.drain()
     exact(rig, late, LONG, 3)
+
+
+@pytest.mark.parametrize("layout", ["unified", "split"])
+@pytest.mark.parametrize("n_late", [1, 2])
+@pytest.mark.parametrize("path", KINDS)
+def test_no_tick_imports_more_than_its_share(
+    cache: Cache, path: str, n_late: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the memory is made of, and however many restores there are; nothing of it counts before all is there."""
+    most = 2 * BLOCK
+    monkeypatch.setattr("kvasir.engine.loop.IMPORT_TOKENS", most)
+    prompts = [prompt(150, salt=2 + i) for i in range(n_late)]
+    for tokens in prompts:
+        ask(rig_of(cache, path), tokens)
+    rig = rig_of(cache, path, layout=layout)
+    warm = rig.loop.warm
+    assert warm is not None
+    stream = rig.submit(prompt(5, salt=1), max_tokens=80, stop_tokens=frozenset(), cache=False)
+    rig.tick(3)
+    late = [rig.submit(tokens, max_tokens=3, stop_tokens=frozenset()) for tokens in prompts]
+    imported = []
+    while any(not sink.ends for sink in late):
+        await_rows(rig.loop)
+        before, n_said = warm.n_imported, len(stream.tokens)
+        rig.tick()
+        imported.append(warm.n_imported - before)
+        assert len(stream.tokens) == n_said + 1
+    assert max(imported) <= most
+    n_rows = (len(LONG) - 1) // BLOCK * BLOCK
+    n_window = 2 * BLOCK if path == "fake:window" else 0
+    assert sum(imported) >= (0 if path == "fake:recurrent" else n_late * (n_rows + n_window))
+    rig.drain()
+    for sink, tokens in zip(late, prompts, strict=True):
+        exact(rig, sink, tokens, 3)
+        assert sink.done.usage.cached_tokens >= n_rows
+    assert stream.tokens == expected(path, prompt(5, salt=1), max_tokens=80, stop_tokens=frozenset())[0]
+
+
+@pytest.mark.parametrize("path", ["fake:window", "fake:hybrid"])
+@pytest.mark.parametrize("how", ["cancel", "no room", "clear", "shut"])
+def test_a_restore_that_ends_half_way_leaves_nothing(
+    cache: Cache, path: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvasir.engine.loop.IMPORT_TOKENS", BLOCK)
+    ask(rig_of(cache, path), LONG)
+    n_rows = len(cache.ls())
+    rig = rig_of(cache, path)
+    rig.submit(prompt(5, salt=1), max_tokens=40, stop_tokens=frozenset(), cache=False)
+    rig.tick(3)
+    late = rig.submit(LONG, max_tokens=3, stop_tokens=frozenset())
+    rig.tick()
+    while rig.sequence(late).n_loaded < 3 * BLOCK:
+        await_rows(rig.loop)
+        rig.tick()
+    assert rig.sequence(late).n_decoded == 0
+    if how == "cancel":
+        rig.cancel(late)
+    elif how == "no room":
+        monkeypatch.setattr(rig.loop.context.memory, "import_span", lambda *_: False)
+    elif how == "clear":
+        rig.context.fail_next("failed")  # costs a hybrid all of its memory
+    else:
+        rig.loop.stop()
+        rig.loop.shut()
+        assert isinstance(late.error, EngineStopped)
+        assert len(cache.ls()) == n_rows
+        return
+    rig.drain()
+    assert late.done.reason is (FinishReason.CANCELLED if how == "cancel" else FinishReason.LENGTH)
+    if how != "cancel":
+        exact(rig, late, LONG, 3)
+    rig.check_idle()
 
 
 def test_cancel_while_loading_frees_the_slot(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +262,117 @@ def test_cancel_while_loading_frees_the_slot(cache: Cache, monkeypatch: pytest.M
     late = rig.submit(LONG, max_tokens=3)
     rig.tick()
     while rig.sequence(late).state is not State.LOADING or rig.sequence(late).n_decoded == 0:
+        await_rows(rig.loop)
         rig.tick()
     rig.cancel(late)
     rig.drain()
     assert late.done.reason is FinishReason.CANCELLED
     assert len(stream.tokens) == 30
     rig.check_idle()
+
+
+# Memory that cannot rewind
+
+SYSTEM = prompt(50, salt=20)
+STATES = pytest.mark.parametrize("path", ["fake:recurrent", "fake:hybrid"])
+
+
+@STATES
+def test_a_state_is_kept_where_prompts_are_said_to_part(cache: Cache, path: str) -> None:
+    one, other = (SYSTEM + prompt(120, salt=salt) for salt in (21, 22))
+    ask(rig_of(cache, path), one, checkpoint=len(SYSTEM))
+    rig = rig_of(cache, path)
+    sink = ask(rig, other, checkpoint=len(SYSTEM))
+    assert sink.done.usage.cached_tokens == len(SYSTEM)
+    exact(rig, sink, other)
+    again = rig_of(cache, path)
+    sink = ask(again, other, checkpoint=len(SYSTEM))  # what began in the middle left its own snapshots behind it
+    assert sink.done.usage.cached_tokens == len(other) - 1
+    exact(again, sink, other)
+
+
+@STATES
+def test_a_state_is_kept_at_the_end_of_a_block_that_is_stored_without_one(cache: Cache, path: str) -> None:
+    at = 3 * BLOCK
+    ask(rig_of(cache, path), SYSTEM[:at] + prompt(120, salt=20))
+    ask(rig_of(cache, path), SYSTEM[:at] + prompt(120, salt=21), checkpoint=at)
+    rig = rig_of(cache, path)
+    sink = ask(rig, SYSTEM[:at] + prompt(120, salt=22), checkpoint=at)
+    assert sink.done.usage.cached_tokens == at - (path == "fake:hybrid")
+    exact(rig, sink, SYSTEM[:at] + prompt(120, salt=22))
+
+
+@STATES
+def test_what_is_short_is_not_kept(cache: Cache, path: str) -> None:
+    rules = SaveRules(
+        min_tokens=60, cold_min_tokens=60, continued_interval=BLOCK, boundary_trim_tokens=4, boundary_align_tokens=BLOCK
+    )
+    for salt in (21, 22):
+        tokens = SYSTEM + prompt(120, salt=salt)
+        sink = ask(rig_of(cache, path, rules), tokens, checkpoint=len(SYSTEM))
+        assert sink.done.usage.cached_tokens == 0
+
+
+# KV that was cut is nobody else's
+
+CUT = (40, 90)
+LEFT = LONG[: CUT[0]] + LONG[CUT[1] :]
+
+
+def cut_up(cache: Cache, **options: Any) -> Rig:
+    """An engine with a conversation of owner "me" whose middle was cut out of memory."""
+    assert LONG[CUT[0]] != LONG[CUT[1]]
+    rig = rig_of(cache, **options)
+    ask(rig, LONG, sampler=None, max_tokens=0, owner="me")
+    assert rig.loop.shift("me", list(LONG), *CUT)
+    return rig
+
+
+def found_of_cut(cache: Cache, tokens: tuple[int, ...]) -> int:
+    """What a fresh engine finds of them; what it says is right."""
+    rig = rig_of(cache)
+    sink = ask(rig, tokens)
+    exact(rig, sink, tokens)
+    return sink.done.usage.cached_tokens
+
+
+def test_a_finished_turn_on_cut_kv_is_not_kept(cache: Cache) -> None:
+    rig = cut_up(cache)
+    turn = LEFT + prompt(40, salt=6)
+    sink = ask(rig, turn, owner="me", max_tokens=40)
+    assert sink.done.usage.cached_tokens == len(LEFT)
+    assert sink.done.key is None
+    assert sink.tokens != expected(rig.path, turn, max_tokens=40, stop_tokens=frozenset())[0]
+    ask(rig, (*turn, *sink.tokens, 99), owner="me")
+    assert found_of_cut(cache, (*turn, *sink.tokens, 99)) == CUT[0]
+
+
+def test_a_turn_on_cut_kv_that_is_preempted_is_not_kept(cache: Cache) -> None:
+    rig = cut_up(cache, slots=2, context_size=256, layout="unified")
+    mine = rig.submit((*LEFT, 97), owner="me", max_tokens=100, priority=-1, stop_tokens=frozenset())
+    rig.tick(20)
+    so_far = (*LEFT, 97, *mine.tokens)
+    other = rig.submit(prompt(90, salt=9), max_tokens=100, priority=5, stop_tokens=frozenset())
+    while not rig.loop.meter.counters.preempted:
+        rig.tick()
+    assert rig.sequence(mine).n_preempted == 1
+    assert found_of_cut(cache, so_far) == CUT[0]
+    rig.drain()
+    exact(rig, other, prompt(90, salt=9), 100)
+    assert mine.done.usage.completion_tokens == 100
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_cut_kv_is_not_kept_at_the_end(folder: Path, runs: bool) -> None:
+    with Cache.open(settings(folder)) as cache:
+        rig = cut_up(cache)
+        if runs:
+            rig.submit((*LEFT, 97), owner="me", max_tokens=300, stop_tokens=frozenset())
+            rig.tick(60)
+        rig.loop.stop()
+        rig.loop.shut()
+    with Cache.open(settings(folder)) as cache:
+        assert found_of_cut(cache, (*LEFT, 97)) == CUT[0]
 
 
 def test_shutdown_saves_every_live_sequence(folder: Path) -> None:
@@ -296,6 +474,7 @@ def test_a_slow_search_for_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch
     sinks = [rig.submit(tokens, max_tokens=3, stop_tokens=frozenset()) for tokens in prompts]
     rig.tick(2)
     slow.go.set()
+    await_rows(rig.loop)
     rig.drain()
     for sink, tokens in zip(sinks, prompts, strict=True):
         exact(rig, sink, tokens, 3)
