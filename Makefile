@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STUB := src/kvasir/native/_native.pyi
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m kvasir.native._native -p native/stub.pat
 NATIVE := $(wildcard native/*.cmake native/*.map native/llama/* native/core/* native/bind/*)
-CXX_FILES := $(wildcard native/llama/*.?pp native/core/*.?pp native/bind/*.?pp native/tests/*.?pp)
+CXX_FILES := $(wildcard native/llama/*.cpp native/llama/*.h native/core/*.?pp native/bind/*.?pp native/tests/*.?pp)
 PY_FOLDERS := $(wildcard src tests tools bench)
 
 # Build programs that the system lacks are installed into the environment.

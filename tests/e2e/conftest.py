@@ -1,18 +1,20 @@
 """The models that end-to-end tests run on, all with the real core.
 
 Mechanics run on a tiny model of random weights, in every test run. What needs sense runs on the default model, or on
-the one that KVASIR_TEST_MODEL names, under `make test-models`.
+the one that KVASIR_TEST_MODEL names, under `make test-models`. That may be any GGUF; what it is not made for is left
+out.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kvasir
+from tests.models_e2e.fetch import chatting, file_of, writing
+from tests.models_e2e.table import RealModel, chosen
 
 
 @pytest.fixture(scope="session", params=["tiny", pytest.param("real", marks=pytest.mark.models)], ids=["tiny", "real"])
@@ -23,17 +25,27 @@ def any_path(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_path() -> Path:
-    """The default model, or the one KVASIR_TEST_MODEL names."""
-    from kvasir.model.store import resolve
-
-    return resolve(os.environ.get("KVASIR_TEST_MODEL"))
+def chat_path(any_path: Path) -> Path:
+    """The same, where it brings a chat template."""
+    return chatting(any_path)
 
 
 @pytest.fixture(scope="session")
-def is_default() -> bool:
+def real_model() -> RealModel:
+    """What is known of the default model, or of the one KVASIR_TEST_MODEL names."""
+    return chosen()[0]
+
+
+@pytest.fixture(scope="session")
+def real_path(real_model: RealModel) -> Path:
+    """Its file."""
+    return writing(file_of(real_model))
+
+
+@pytest.fixture(scope="session")
+def is_default(real_model: RealModel) -> bool:
     """Whether the real model is the default one, whose answers are known."""
-    return "KVASIR_TEST_MODEL" not in os.environ
+    return real_model.reference == "smollm2"
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +58,11 @@ def model(any_path: Path) -> Iterator[kvasir.Model]:
 def real(real_path: Path) -> Iterator[kvasir.Model]:
     with kvasir.load(real_path, context_size=1024) as opened:
         yield opened
+
+
+@pytest.fixture
+def sensible(real: kvasir.Model, real_model: RealModel) -> kvasir.Model:
+    """The same, where it is known to make sense."""
+    if not real_model.makes_sense:
+        pytest.skip("nothing is known of the sense that this model makes")
+    return real

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -24,6 +24,7 @@ import pytest
 
 import kvasir
 from kvasir import errors
+from tests.rights import as_somebody_else
 
 PROMPT = "Once upon a time"
 
@@ -37,8 +38,8 @@ def greedy(model: kvasir.Model, prompt: Any = PROMPT, **options: Any) -> kvasir.
 
 
 @pytest.mark.models
-def test_the_continuation_makes_sense(real: kvasir.Model, is_default: bool) -> None:
-    text = greedy(real, "The capital of France is", max_tokens=12).text
+def test_the_continuation_makes_sense(sensible: kvasir.Model, is_default: bool) -> None:
+    text = greedy(sensible, "The capital of France is", max_tokens=12).text
     assert text.strip()
     assert not is_default or "Paris" in text
 
@@ -232,8 +233,8 @@ def test_embeddings_have_the_documented_shapes(model: kvasir.Model) -> None:
 
 
 @pytest.mark.models
-def test_near_texts_are_near(real: kvasir.Model) -> None:
-    cat, kitten, tax = real.embed(["The cat sleeps.", "A kitten is asleep.", "Tax law of 1987, section 3"])
+def test_near_texts_are_near(sensible: kvasir.Model) -> None:
+    cat, kitten, tax = sensible.embed(["The cat sleeps.", "A kitten is asleep.", "Tax law of 1987, section 3"])
     assert cat @ kitten > cat @ tax
 
 
@@ -350,15 +351,15 @@ def test_files_that_are_no_models_are_refused(tiny_llama: Path, tmp_path: Path) 
         assert "\n" not in str(caught.value), name
 
 
-def test_a_file_without_permission_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.gguf"
-    secret.write_bytes(tiny_llama.read_bytes())
-    secret.chmod(0)
-    if os.access(secret, os.R_OK):  # root may read everything: then it is a model like any other
-        kvasir.load(secret, context_size=256).close()
-        return
-    with pytest.raises(errors.KvasirError, match="secret"):
-        kvasir.load(secret)
+def test_a_file_without_permission_is_refused(tiny_llama: Path) -> None:
+    load = kvasir.load  # imported while everything may be read
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # the file is what may not be read
+        secret = Path(folder) / "secret.gguf"
+        secret.write_bytes(tiny_llama.read_bytes())
+        secret.chmod(0)
+        with as_somebody_else(), pytest.raises(errors.ModelLoadError, match=r"secret\.gguf"):
+            load(secret)
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,14 @@ by the first test that needs it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kvasir
-from kvasir.errors import KvasirError
-from kvasir.model.store import resolve
-from tests.models_e2e.fetch import CannotFetch, fetched
-from tests.models_e2e.table import MODELS, RealModel
-
-
-def chosen() -> tuple[RealModel, ...]:
-    """The models of this run; of one that a path names nothing is known but that it runs."""
-    if given := os.environ.get("KVASIR_TEST_MODEL"):
-        return (RealModel(name="given", reference=given, sha256="", near_is_near=False),)
-    return MODELS
+from tests.models_e2e.fetch import file_of, writing
+from tests.models_e2e.table import RealModel, chosen
 
 
 @pytest.fixture(scope="session", params=chosen(), ids=str)
@@ -34,12 +24,15 @@ def real_model(request: pytest.FixtureRequest) -> RealModel:
 
 
 @pytest.fixture(scope="session")
-def real_path(real_model: RealModel) -> Path:
-    """The model's file; a model that cannot be had fails the tests that need it."""
-    try:
-        return fetched(real_model) if real_model.sha256 else resolve(real_model.reference)
-    except (CannotFetch, KvasirError) as error:
-        pytest.fail(str(error), pytrace=False)
+def real_file(real_model: RealModel) -> Path:
+    """The model's file, an encoder's too."""
+    return file_of(real_model)
+
+
+@pytest.fixture(scope="session")
+def real_path(real_file: Path) -> Path:
+    """The file of a model that writes text."""
+    return writing(real_file)
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +57,12 @@ def model(real_path: Path) -> Iterator[kvasir.Model]:
 @pytest.fixture(scope="module")
 def real(model: kvasir.Model) -> kvasir.Model:
     """The same; there are only real models here."""
+    return model
+
+
+@pytest.fixture
+def sensible(model: kvasir.Model, real_model: RealModel) -> kvasir.Model:
+    """The same, where it is known to make sense."""
+    if not real_model.makes_sense:
+        pytest.skip("nothing is known of the sense that this model makes")
     return model

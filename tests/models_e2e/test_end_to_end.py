@@ -18,7 +18,7 @@ from tests.e2e import test_cli, test_python_api
 # A model's first test may fetch it.
 pytestmark = [pytest.mark.models, pytest.mark.timeout(3600)]
 
-ASK_FOR_A_MODEL = {"model", "real", "any_path", "real_path"}
+ASK_FOR_A_MODEL = {"model", "real", "sensible", "any_path", "real_path"}
 
 
 def taken_from(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -9,11 +9,17 @@ import pytest
 
 import kvasir
 from kvasir.chat import ToolCallDone, ToolCallStarted
-from tests.models_e2e.fetch import CannotFetch, fetched
-from tests.models_e2e.table import MODELS
+from tests.models_e2e.fetch import file_of
+from tests.models_e2e.table import MODELS, chosen
+
+(QWEN,) = [line for line in MODELS if line.name == "qwen2.5-coder-1.5b"]
 
 # The first test may fetch the model.
-pytestmark = [pytest.mark.models, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.models,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(QWEN not in chosen(), reason=f"KVASIR_TEST_MODEL names another model than {QWEN}"),
+]
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 WEATHER = [SYSTEM, {"role": "user", "content": "What is the weather in Oslo right now?"}]
@@ -21,12 +27,7 @@ WEATHER = [SYSTEM, {"role": "user", "content": "What is the weather in Oslo righ
 
 @pytest.fixture(scope="module")
 def qwen() -> Iterator[kvasir.Model]:
-    (line,) = [model for model in MODELS if model.name == "qwen2.5-coder-1.5b"]
-    try:
-        path = fetched(line)
-    except CannotFetch as error:
-        pytest.fail(str(error), pytrace=False)
-    with kvasir.load(path, context_size=4096) as opened:
+    with kvasir.load(file_of(QWEN), context_size=4096) as opened:
         yield opened
 
 

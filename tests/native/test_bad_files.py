@@ -7,8 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,9 +15,9 @@ import pytest
 from kvasir import native
 from kvasir.errors import ModelLoadError, ModelNotFound
 from tests.models import WRITERS
+from tests.rights import as_somebody_else
 
 ROOT = Path(__file__).parents[2]
-NOBODY = 65534
 OTHERS = [name for name in WRITERS if name not in ("llama", "rank")]
 MOST_DEATHS_SHOWN = 5
 # The allocator's own ups and downs are about 6 MB; fifty leaked models or contexts would be 20 MB or more.
@@ -89,21 +87,8 @@ def test_a_file_that_may_not_be_read_is_refused(tiny_llama: Path, tmp_path: Path
     path = tmp_path / "secret.gguf"
     path.write_bytes(tiny_llama.read_bytes())
     path.chmod(0)
-    with _as_somebody_else():
+    with as_somebody_else():
         assert str(path) in refused(path)
-
-
-@contextmanager
-def _as_somebody_else() -> Iterator[None]:
-    """Give up root's right to read everything, where we have it."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvasir.model.store import resolve
+from tests.models_e2e.fetch import file_of, plain
+from tests.models_e2e.table import chosen
 
 GUIDE = Path(__file__).parents[2] / "docs" / "native.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
@@ -39,4 +39,4 @@ def test_the_loop_written_by_hand_makes_the_same_text_again(tiny_llama: Path) ->
 
 @pytest.mark.models
 def test_the_guide_runs_on_a_real_model() -> None:
-    run_guide(resolve(os.environ.get("KVASIR_TEST_MODEL")))
+    run_guide(plain(file_of(chosen()[0])))

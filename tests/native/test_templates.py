@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import kvasir
 import llama_cpp
 from kvasir import native
 from kvasir.errors import BadRequest
+from tests.models import write_model
 
 NAMES = [
     "Apertus-8B-Instruct", "Apriel-1.6-15b-Thinker-fixed", "Bielik-11B-v3.0-Instruct", "ByteDance-Seed-OSS",
@@ -187,6 +189,50 @@ def test_thoughts_are_told_from_the_answer(name: str, tools: str) -> None:
         return
     parts = read_both_ways(prompt, thought(name, prompt) + "Sunny.")
     assert parts == {"content": "Sunny.", "reasoning": THOUGHT, "calls": []}
+
+
+# A model with two templates, one of them for tools
+
+CALLING_TOO = (
+    "{%- if tools %}{{- 'You may call:' }}{%- for tool in tools %}{{- ' ' + (tool | tojson) }}{%- endfor %}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
+    "{%- for call in message.tool_calls or [] %}"
+    '{{- \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) }}"
+    "{{- '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def two_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(
+        "llama",
+        tmp_path_factory.mktemp("templates") / "two.gguf",
+        edit=lambda keys: keys.add_string("tokenizer.chat_template.tool_use", CALLING_TOO),
+    )
+
+
+def test_the_variant_for_tools_is_used_with_tools_alone(two_templates: Path) -> None:
+    with kvasir.load(two_templates, vocab_only=True) as model:
+        without = model.render([USER])
+        tools = json.loads(TOOLS)
+        with_tools = model.render([SYSTEM, USER, CALL, RESULT], tools=tools)
+        assert model.render([USER], tools=tools, tool_choice="none") == without
+    assert without == "<|im_start|>user\nHow is it there?<|im_end|>\n<|im_start|>assistant\n"
+    assert with_tools.startswith("You may call: {")
+    assert '"get_weather"' in with_tools
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>' in with_tools
+
+
+def test_calls_are_read_as_the_variant_for_tools_writes_them(two_templates: Path) -> None:
+    model = native.Model.load(str(two_templates), vocab_only=True)
+    assert model.chat_template("tool_use") == CALLING_TOO
+    both = native.ChatTemplate(model)
+    prompt = both.render(json.dumps([USER]), tools=TOOLS)
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert read_both_ways(prompt, call)["calls"] == [("get_weather", '{"city": "Paris"}')]
+    assert read_both_ways(both.render(json.dumps([USER])), call) == {"content": call, "reasoning": "", "calls": []}
 
 
 def test_most_templates_think_and_some_begin_by_themselves() -> None:

@@ -168,6 +168,47 @@ def test_cuda_kernels_are_built_for_this_machines_devices(
     assert llama_libs.cuda_architectures() == (f"-DCMAKE_CUDA_ARCHITECTURES={wanted}",)
 
 
+# Programs of one line each: what pkg-config knows, and a compiler that notes its arguments and finds cblas.h or not.
+KNOWS_OPENBLAS = '[ "$1" = --modversion ] && echo 0.3.21 || echo -I/there -lopenblas'
+KNOWS_NOTHING = "exit 1"
+COMPILES = 'echo "$@" >"$0.arguments"'
+LACKS_THE_HEADER = "exit 1"
+
+
+@pytest.mark.parametrize(
+    ("pkg_config", "compiler", "taken"),
+    [
+        (KNOWS_OPENBLAS, COMPILES, True),
+        (KNOWS_OPENBLAS, LACKS_THE_HEADER, False),
+        (KNOWS_NOTHING, COMPILES, False),
+        (None, COMPILES, False),
+    ],
+)
+def test_openblas_is_taken_where_a_program_links_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pkg_config: str | None, compiler: str, taken: bool
+) -> None:
+    for name, line in (("pkg-config", pkg_config), ("cc", compiler)):
+        if line is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+            (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    tools = llama_libs.Tools(cc=str(tmp_path / "cc"), cxx="c++", cmake="cmake", ninja=None)
+    wanted = ("-DGGML_BLAS=ON", "-DGGML_BLAS_VENDOR=OpenBLAS") if taken else ()
+    assert llama_libs.openblas_args(tools) == wanted
+    assert llama_libs.backend_args("cpu", tools) == wanted
+    assert llama_libs.backend_args("vulkan", tools) == ("-DGGML_VULKAN=ON",)
+    if taken:
+        assert (tmp_path / "cc.arguments").read_text().endswith(" -I/there -lopenblas\n")
+
+
+def test_openblas_is_not_asked_for_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(llama_libs, "output_of", lambda *command: pytest.fail("asked pkg-config"))
+    tools = llama_libs.Tools(cc="cc", cxx="c++", cmake="cmake", ninja=None)
+    assert llama_libs.openblas_args(tools) == ()
+
+
 @pytest.mark.parametrize("field", ["source", "backend", "args", "compilers", "wrapper", "cpu"])
 def test_each_part_of_a_recipe_changes_the_key(field: str) -> None:
     one = llama_libs.Recipe("s", "cpu", ("-DA=1",), ("gcc 12",), "text", "avx2")

@@ -201,6 +201,31 @@ def test_offline_asks_nobody_and_says_which_command_fetches(hub: Hub, home: Stor
     assert store.resolve(REF, offline) == path
 
 
+def test_hf_hub_offline_asks_nobody_and_is_named(hub: Hub, home: StoreSettings, tmp_path: Path) -> None:
+    """In a process of its own, for the library reads the variable when it is imported."""
+    program = f"""
+from kvasir.errors import Offline
+from kvasir.model.store import resolve
+try:
+    print(resolve({REF!r}))
+except Offline as error:
+    print("offline:", error)
+"""
+
+    def answer(value: str) -> str:
+        environ = os.environ | {"HF_ENDPOINT": hub.url, "KVASIR_HOME": str(home.home), "HF_HOME": str(tmp_path / "hf")}
+        environ |= {"HF_HUB_OFFLINE": value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+    refused = f"offline: {REF} is not in the store and HF_HUB_OFFLINE forbids the network; unset it once."
+    assert answer("1") == refused
+    assert hub.asked == []
+    fetched = answer("0")
+    assert Path(fetched).read_bytes() == CONTENT
+    assert answer("1") == fetched
+
+
 def test_a_full_disk_is_told_before_the_first_byte(
     hub: Hub, home: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

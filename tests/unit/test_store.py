@@ -236,3 +236,8 @@ def test_a_lock_goes_with_its_holder(home: StoreSettings, source: list[str]) -> 
     began = time.monotonic()
     assert store.resolve(REF, home).exists()
     assert time.monotonic() - began < 30
+
+
+def test_a_path_that_cannot_even_be_looked_at_is_told_in_one_sentence() -> None:
+    with pytest.raises(ModelNotFound, match=r"cannot be read: File name too long\."):
+        store.resolve("./" + "x" * 300 + ".gguf")

@@ -182,8 +182,11 @@ def folder_name(reference: Remote) -> str:
 def _local_path(given: Path, model_dir: Path | None) -> Path:
     path = given.expanduser()
     for candidate in [path] if model_dir is None else [path, model_dir.expanduser() / path]:
-        if candidate.exists():
-            return candidate
+        try:
+            if candidate.exists():
+                return candidate
+        except OSError as error:  # a folder that may not be entered, a name that is too long
+            raise ModelNotFound(f"the model file {str(candidate)!r} cannot be read: {error.strerror}.") from None
     looked = "" if model_dir is None or path.is_absolute() else f" here or in {model_dir}"
     # A bare word is more likely a misspelt name than a file.
     hint = suggest(str(given), KNOWN) if len(given.parts) == 1 else ""

@@ -80,6 +80,16 @@ def test_a_regular_expression_gives_the_text_that_matches() -> None:
         constraint.parse("room")
 
 
+def test_classes_of_a_regular_expression_write_ascii() -> None:
+    constraint = made(regex=r"\w\d\s")
+    assert admits(constraint.grammar, "a1 ")
+    assert not admits(constraint.grammar, "é1 ")
+    assert not admits(constraint.grammar, "a١ ")
+    negated = made(regex=r"\W")
+    assert admits(negated.grammar, "-")
+    assert not admits(negated.grammar, "é")
+
+
 @pytest.mark.parametrize("choices", [["yes", "no"], ("yes", "no"), {"yes": 1}.keys() | {"no"}, Literal["yes", "no"]])
 def test_choices_give_the_text_itself(choices: Any) -> None:
     constraint = made(choices=choices)
