@@ -1,7 +1,7 @@
 """What the cache itself costs, without any model: keys, format, index, publish and read.
 
-Prints a table and the machine's load, for the figures mean nothing without it. There is no other program to
-compare with; the targets are 3 s to open an index of 100,000 rows and 5 ms to search 32,000 tokens in it.
+There is no other program to compare with; the targets are 3 s to open an index of 100,000 rows and 5 ms to search
+32,000 tokens in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+import harness
+from harness import Figures, Report, Section, Verdict
 
 from kvasir.cache import Cache, CacheSettings, Reason, Space
 from kvasir.cache.codec import checksum, decode_header, encode_header
@@ -26,6 +30,8 @@ from kvasir.cache.row import RowName
 
 BLOCK = 256
 N_ROWS = 100_000
+OPEN_S = 3.0
+SEARCH_MS = 5.0
 PROMPT_TOKENS = 32_000
 MIB = 1 << 20
 # SmolLM2-135M: 30 layers, K and V, 192 values of 2 bytes, 256 tokens.
@@ -34,95 +40,100 @@ BLOCK_BYTES = 30 * 2 * 192 * 2 * BLOCK
 SPACE = Space(b"f" * 32, 1, 1, b"c" * 32)
 
 
-def main() -> None:
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    keys()
-    codec()
-    index()
-    tiers()
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+def main() -> int:
+    """Measure, report, keep."""
+    arguments = harness.options("What the cache itself costs, without any model.", rounds=1).parse_args()
+    machine = harness.quiet_machine(threads=arguments.threads, accept_busy=arguments.busy_ok or arguments.quick)
+    n_rows = N_ROWS // 20 if arguments.quick else N_ROWS
+    report = Report("cache_index", "The cache without a model", machine, "no model", {"rows": n_rows})
+    report.sections = [Section("Keys and headers", {**keys(), **codec()}), index(n_rows), Section("Tiers", tiers())]
+    return harness.finish(report, arguments)
 
 
-def keys() -> None:
+def keys() -> dict[str, Figures]:
     tokens = [random.randrange(49_152) for _ in range(PROMPT_TOKENS)]
-    packed = array("I", tokens)
-    for name, given in (("list", tokens), ("array", packed)):
+    found = {}
+    for name, given in (("list", tokens), ("array", array("I", tokens))):
         seconds = best_of(20, lambda given=given: SPACE.boundaries(given, BLOCK))
-        show(
-            f"keys of {PROMPT_TOKENS:,} tokens from a {name}",
-            f"{seconds * 1e3:.2f} ms",
-            f"{seconds / PROMPT_TOKENS * 1e9:.0f} ns/token",
-        )
+        found[f"keys of {PROMPT_TOKENS:,} tokens from a {name}"] = per_token(seconds)
+    return found
 
 
-def codec() -> None:
+def per_token(seconds: float) -> Figures:
+    return {"ms": seconds * 1e3, "ns/token": seconds / PROMPT_TOKENS * 1e9}
+
+
+def codec() -> dict[str, Figures]:
     content = os.urandom(BLOCK_BYTES)
     tokens = list(range(BLOCK))
     name = RowName(SPACE.root, SPACE.key(tokens), SPACE.root, 0, BLOCK)
     parts = {"base": content}
-    seconds = best_of(20, lambda: encode_header(name, SPACE, pack(tokens), parts, Reason.COLD, 0))
-    show(
-        "encode a row of 256 tokens (checksum of its part)",
-        f"{seconds * 1e3:.2f} ms",
-        f"{BLOCK_BYTES / seconds / 2**30:.2f} GiB/s",
-    )
     header = encode_header(name, SPACE, pack(tokens), parts, Reason.COLD, 0)
-    seconds = best_of(200, lambda: decode_header(header, file_size=len(header) + BLOCK_BYTES))
-    show("decode and verify a header", f"{seconds * 1e6:.0f} us", "")
-    seconds = best_of(20, lambda: checksum(content))
-    show("verify a part", f"{seconds * 1e3:.2f} ms", f"{BLOCK_BYTES / seconds / 2**30:.2f} GiB/s")
+    encode_s = best_of(20, lambda: encode_header(name, SPACE, pack(tokens), parts, Reason.COLD, 0))
+    decode_s = best_of(200, lambda: decode_header(header, file_size=len(header) + BLOCK_BYTES))
+    verify_s = best_of(20, lambda: checksum(content))
+    return {
+        "encode a row of 256 tokens, checksum included": {"ms": encode_s * 1e3, "MiB/s": BLOCK_BYTES / MIB / encode_s},
+        "decode and verify a header": {"ms": decode_s * 1e3},
+        "verify a part": {"ms": verify_s * 1e3, "MiB/s": BLOCK_BYTES / MIB / verify_s},
+    }
 
 
-def index() -> None:
-    """A folder of 100,000 rows, one of them a 32,000-token conversation: start, search, memory."""
+def index(n_rows: int) -> Section:
+    """A folder of rows, some of them a 32,000-token conversation: start, search, victims."""
     with folder() as path:
-        prompt = plant(path)
+        prompt = plant(path, n_rows)
         settings = CacheSettings(ram_bytes=0, disk_dir=path, disk_bytes=1 << 40, free_share=0.0)
         begun = time.perf_counter()
         cache = Cache.open(settings)
-        show(f"start with {N_ROWS:,} rows", f"{time.perf_counter() - begun:.2f} s", "under 3 s wanted")
-        assert cache.stats().tiers["disk"].rows == N_ROWS
-        search(cache, prompt, "found to the end")
-        search(cache, [*prompt[: PROMPT_TOKENS // 2], *prompt[: PROMPT_TOKENS // 2]], "differs in the middle")
-        search(cache, [7, *prompt[1:]], "not there")
+        open_s = time.perf_counter() - begun
+        assert cache.stats().tiers["disk"].rows == n_rows
+        half = PROMPT_TOKENS // 2
+        rows = {
+            "open": {"ms": open_s * 1e3},
+            "search, all of it there": search(cache, prompt),
+            "search, differs in the middle": search(cache, [*prompt[:half], *prompt[:half]]),
+            "search, not there": search(cache, [7, *prompt[1:]]),
+            "choose one victim": {"ms": victims(n_rows) * 1e3},
+        }
         cache.close()
-    victims()
+    slowest = max(figures["p95 ms"] for name, figures in rows.items() if name.startswith("search"))
+    verdicts = [
+        Verdict(f"{OPEN_S:.0f} s / to open", OPEN_S / open_s, 1.0),
+        Verdict(f"{SEARCH_MS:.0f} ms / p95 of the slowest search", SEARCH_MS / slowest, 1.0),
+    ]
+    return Section(f"{n_rows:,} rows, a prompt of {PROMPT_TOKENS:,} tokens", rows, verdicts)
 
 
-def search(cache: Cache, prompt: list[int], what: str) -> None:
+def search(cache: Cache, prompt: list[int]) -> Figures:
     def once() -> None:
         cache.longest(SPACE, prompt).release()
 
     once()
     times = sorted(timed(once) for _ in range(50))
-    middle = statistics.median(times)
-    show(
-        f"search a {PROMPT_TOKENS:,}-token prompt, {what}",
-        f"{middle * 1e3:.2f} ms, p95 {times[47] * 1e3:.2f}",
-        f"{middle / PROMPT_TOKENS * 1e9:.0f} ns/token, under 5 ms wanted",
-    )
+    return {**per_token(statistics.median(times)), "p95 ms": times[47] * 1e3}
 
 
-def victims() -> None:
+def victims(n_rows: int) -> float:
+    """Seconds to choose one, of a thousand chosen."""
     table = Index()
-    for at in range(N_ROWS):
+    for at in range(n_rows):
         key = SPACE.key((at,))
         table.add(RowName(SPACE.root, key, SPACE.root, 0, 1), "disk", 100, last_used=float(at))
-    seconds = timed(lambda: table.take_victims("disk", 100 * 1000))
-    show("choose one victim of 100,000", f"{seconds / 1000 * 1e6:.1f} us", "")
+    return timed(lambda: table.take_victims("disk", 100 * 1000)) / 1000
 
 
-def plant(root: Path) -> list[int]:
+def plant(root: Path, n_rows: int) -> list[int]:
     """Files with the right names and sizes; a start opens none of them."""
     layout = Layout(str(root), BLOCK)
     prompt = [random.randrange(49_152) for _ in range(PROMPT_TOKENS)]
     names = [*rows_of(prompt)]
-    while len(names) < N_ROWS:
+    while len(names) < n_rows:
         names += rows_of([random.randrange(49_152) for _ in range(BLOCK * 20 + 100)])
     blank = b"\0" * (4 * BLOCK + 400)
-    for folder_of in {layout.folder(name) for name in names[:N_ROWS]}:
+    for folder_of in {layout.folder(name) for name in names[:n_rows]}:
         Path(folder_of).mkdir(parents=True, exist_ok=True)
-    for name in names[:N_ROWS]:
+    for name in names[:n_rows]:
         fd = os.open(layout.path(name), os.O_CREAT | os.O_WRONLY)
         os.write(fd, blank)
         os.close(fd)
@@ -141,11 +152,12 @@ def rows_of(tokens: list[int]) -> list[RowName]:
     ]
 
 
-def tiers() -> None:
+def tiers() -> dict[str, Figures]:
     """4,096 tokens of SmolLM2-135M, 16 blocks: publish, then read from each tier."""
     tokens = list(range(4096))
     content = [os.urandom(BLOCK_BYTES) for _ in range(4096 // BLOCK)]
-    total = len(content) * BLOCK_BYTES
+    total = len(content) * BLOCK_BYTES / MIB
+    found: dict[str, Figures] = {}
     for tier, parent in (("disk", None), ("tmpfs", "/dev/shm")):
         if parent is not None and not Path(parent).is_dir():
             continue
@@ -153,19 +165,17 @@ def tiers() -> None:
             place = {f"{tier}_dir": path}
             quiet = CacheSettings(ram_bytes=0, free_share=0.0, writer_queue_bytes=1 << 30, **place)  # type: ignore[arg-type]
             with Cache.open(quiet) as cache:
-                seconds = timed(lambda cache=cache: offer(cache, tokens, content))
-                show(
-                    f"publish {total / MIB:.0f} MiB to {tier}",
-                    f"{seconds * 1e3:.0f} ms",
-                    f"{total / MIB / seconds:.0f} MiB/s",
-                )
-                read_rows(cache, tokens, f"{tier}, in the page cache", total, nothing)
+                publish_s = timed(lambda cache=cache: offer(cache, tokens, content))
+                found[f"publish {total:.0f} MiB to {tier}"] = {"ms": publish_s * 1e3, "MiB/s": total / publish_s}
+                found[f"search and read it from {tier}, in the page cache"] = read_rows(cache, tokens, total, nothing)
                 if tier == "disk":
-                    read_rows(cache, tokens, "disk, page cache dropped", total, lambda path=path: drop_page_cache(path))
-    with Cache.open(CacheSettings(ram_bytes=2 * total)) as cache:
-        seconds = timed(lambda: offer(cache, tokens, content))
-        show(f"offer {total / MIB:.0f} MiB to RAM", f"{seconds * 1e3:.2f} ms", f"{seconds / 16 * 1e6:.0f} us/row")
-        read_rows(cache, tokens, "RAM", total, nothing)
+                    drop = partial(drop_page_cache, path)
+                    found["search and read it from disk, page cache dropped"] = read_rows(cache, tokens, total, drop)
+    with Cache.open(CacheSettings(ram_bytes=2 * sum(map(len, content)))) as cache:
+        offer_s = timed(lambda: offer(cache, tokens, content))
+        found[f"offer {total:.0f} MiB to RAM"] = {"ms": offer_s * 1e3}
+        found["search and read it from RAM"] = read_rows(cache, tokens, total, nothing)
+    return found
 
 
 def offer(cache: Cache, tokens: list[int], content: list[bytes]) -> None:
@@ -175,7 +185,7 @@ def offer(cache: Cache, tokens: list[int], content: list[bytes]) -> None:
     assert cache.flush(120)
 
 
-def read_rows(cache: Cache, tokens: list[int], name: str, total: int, prepare: Callable[[], None]) -> None:
+def read_rows(cache: Cache, tokens: list[int], total: float, prepare: Callable[[], None]) -> Figures:
     def once() -> None:
         with cache.longest(SPACE, tokens) as match:
             assert len(cache.read(match).result(120)) == 4096 // BLOCK
@@ -185,8 +195,7 @@ def read_rows(cache: Cache, tokens: list[int], name: str, total: int, prepare: C
         prepare()
         times.append(timed(once))
     middle = statistics.median(times)
-    figure = f"{middle * 1e3:.1f} ms, best {min(times) * 1e3:.1f}"
-    show(f"search and read {total / MIB:.0f} MiB from {name}", figure, f"{total / MIB / middle:,.0f} MiB/s")
+    return {"ms": middle * 1e3, "MiB/s": total / middle}
 
 
 def nothing() -> None:
@@ -220,9 +229,5 @@ def best_of(times: int, work: Callable[[], object]) -> float:
     return min(timed(work) for _ in range(times))
 
 
-def show(what: str, figure: str, note: str) -> None:
-    print(f"{what:<62} {figure:>26}   {note}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run(main)
