@@ -63,7 +63,7 @@ def test_rows_that_another_build_computed_are_not_used(
 ) -> None:
     def n_cached() -> int:
         with steady(cache_dir=tmp_path) as model:
-            n: int = model.generate(PROMPT, max_tokens=2).usage.cached_tokens
+            n: int = model.generate(3 * PROMPT, max_tokens=2).usage.cached_tokens
             return n
 
     assert (n_cached(), n_cached() > 0) == (0, True)
