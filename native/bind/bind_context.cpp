@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "../core/context.hpp"
 
 #include "../core/memory.hpp"
@@ -140,6 +142,16 @@ void bind_context(nb::module_ &m) {
             },
             "row"_a, nb::sig("def logits(self, row: int) -> numpy.typing.NDArray[numpy.float32]"),
             "A copy of the logits of row `row` of the last step.")
+        .def(
+            "sample_stored",
+            [](Context &c, Sampler &sampler, const nb::bytes &logits, std::optional<int32_t> logprobs) {
+                std::vector<float> values((logits.size() + sizeof(float) - 1) / sizeof(float));
+                std::memcpy(values.data(), logits.c_str(), logits.size());
+                const nb::gil_scoped_release unlocked;
+                return c.sample_stored(sampler, values, logprobs);
+            },
+            "sampler"_a, "logits"_a, "logprobs"_a = nb::none(),
+            "Samples one row from the bytes of logits that an earlier step left, and decodes nothing.")
         .def(
             "embed",
             [](Context &c, const std::vector<std::vector<int32_t>> &texts) {

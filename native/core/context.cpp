@@ -311,10 +311,7 @@ void Context::check_rows(const std::vector<const Row *> &rows) {
             throw Error(Kind::BadOption,
                         "the row of sequence " + std::to_string(row->seq) + " leaves the range of positions.");
         }
-        if (row->logprobs && *row->logprobs < 0) {
-            throw Error(Kind::BadOption, "logprobs counts alternatives; it is " + std::to_string(*row->logprobs) +
-                                             ", which is negative.");
-        }
+        check_logprobs(row->logprobs);
         for (const llama_token token : row->tokens) {
             if (token < 0 || token >= n_vocab_) {
                 throw Error(Kind::BadOption, "token id " + std::to_string(token) +
@@ -337,6 +334,13 @@ void Context::check_positions(llama_pos first, size_t n) const {
         throw Error(Kind::BadOption, std::to_string(n) + " tokens at position " + std::to_string(first) +
                                          " are more than the " + std::to_string(facts_.n_positions) +
                                          " positions this model knows.");
+    }
+}
+
+void Context::check_logprobs(std::optional<int32_t> logprobs) {
+    if (logprobs && *logprobs < 0) {
+        throw Error(Kind::BadOption,
+                    "logprobs counts alternatives; it is " + std::to_string(*logprobs) + ", which is negative.");
     }
 }
 
@@ -444,17 +448,42 @@ void Context::sample_rows(const std::vector<const Row *> &rows, Step &step) {
         }
     }
     sample_threads_->each(jobs.size(), [&](size_t j) {
-        const Job &job = jobs[j];
-        const Row &row = *rows[job.row];
-        try {
-            if (!job.logits) throw Error(Kind::BadOption, "the decode left no logits for this row.");
-            const llama_token token = row.sampler->sample(job.logits);
-            step.tokens[job.row] = token;
-            if (row.logprobs) step.logprobs[job.row] = logprobs_of(job.logits, n_vocab_, token, *row.logprobs);
-        } catch (const std::exception &e) {
-            step.errors[job.row] = e.what();
-        }
+        const Row &row = *rows[jobs[j].row];
+        sample_row(*row.sampler, jobs[j].logits, row.logprobs, step, jobs[j].row);
     });
+}
+
+void Context::sample_row(Sampler &sampler, const float *logits, std::optional<int32_t> logprobs, Step &step,
+                         size_t at) const {
+    try {
+        if (!logits) throw Error(Kind::BadOption, "the decode left no logits for this row.");
+        const llama_token token = sampler.sample(logits);
+        step.tokens[at] = token;
+        if (logprobs) step.logprobs[at] = logprobs_of(logits, n_vocab_, token, *logprobs);
+    } catch (const std::exception &e) {
+        step.errors[at] = e.what();
+    }
+}
+
+Step Context::sample_stored(Sampler &sampler, const std::vector<float> &logits, std::optional<int32_t> logprobs) {
+    const auto guard = lock();
+    raw();
+    check_sampler(sampler);
+    check_logprobs(logprobs);
+    if (logits.size() != static_cast<size_t>(n_vocab_)) {
+        throw Error(Kind::BadOption, "these bytes are " + std::to_string(logits.size()) +
+                                         " logits, and this model's vocabulary has " + std::to_string(n_vocab_) +
+                                         " tokens.");
+    }
+    const auto start = std::chrono::steady_clock::now();
+    Step step;
+    step.status = "ok";
+    step.tokens.resize(1);
+    step.logprobs.resize(1);
+    step.errors.resize(1);
+    sample_row(sampler, logits.data(), logprobs, step, 0);
+    step.sample_s = seconds_since(start);
+    return step;
 }
 
 const float *Context::logits_of(int32_t row) {

@@ -89,6 +89,8 @@ class Context {
     Step step(const std::vector<const Row *> &rows);
     std::vector<float> logits(int32_t row);
     llama_token sample(Sampler &sampler, int32_t row);
+    // As step(), for one row whose logits an earlier one left: nothing is decoded.
+    Step sample_stored(Sampler &sampler, const std::vector<float> &logits, std::optional<int32_t> logprobs);
 
     // One vector a text, many texts a decode; and one vector a token for contexts without pooling.
     std::vector<float> embed(const std::vector<std::vector<llama_token>> &texts);
@@ -137,10 +139,13 @@ class Context {
     void check_rows(const std::vector<const Row *> &rows);
     void check_positions(llama_pos first, size_t n) const;
     void check_sampler(const Sampler &sampler) const;
+    static void check_logprobs(std::optional<int32_t> logprobs);
     void fill(const std::vector<const Row *> &rows);
     int32_t decode();
     void count_after_failure(const std::vector<const Row *> &rows);
     void sample_rows(const std::vector<const Row *> &rows, Step &step);
+    void sample_row(Sampler &sampler, const float *logits, std::optional<int32_t> logprobs, Step &step,
+                    size_t at) const;
     const float *logits_of(int32_t row);
     void run_embedding_batch(const std::vector<std::vector<llama_token>> &texts, size_t first, size_t n);
     void check_embedding(const std::vector<llama_token> &text);

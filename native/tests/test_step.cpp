@@ -1,6 +1,7 @@
 // Steps: what is refused, what is counted, aborts, and two threads on one context.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "rig.hpp"
@@ -50,6 +51,29 @@ TEST(logits_belong_to_rows_of_the_last_step_that_asked) {
             step(*ctx, {row(0, 2, {97}, std::make_shared<kvasir::Sampler>(words->vocab(), kvasir::SamplerParams()))}));
     step(*ctx, {row(0, 7, {97}, nullptr, true)});  // a hole: refused by llama.cpp
     REFUSED(BadOption, ctx->logits(0));
+}
+
+TEST(stored_logits_give_the_token_they_gave_before) {
+    auto model = load();
+    auto ctx = context(*model);
+    const auto made = [&] { return std::make_shared<kvasir::Sampler>(model->vocab(), kvasir::SamplerParams()); };
+    const auto there = made(), later = made();
+    const auto first = step(*ctx, {row(0, 0, {97, 98}, there)});
+    const std::vector<float> logits = ctx->logits(0);
+    const auto again = ctx->sample_stored(*later, logits, 3);
+    EXPECT(again.status == "ok" && again.tokens == first.tokens && again.logprobs[0]->top.size() == 3);
+    EXPECT(ctx->n_rows_decoded() == 2);
+    const std::vector<float> nothing(logits.size(), NAN);
+    EXPECT(ctx->sample_stored(*later, nothing, std::nullopt).status == "ok");  // a token or an error, never a crash
+    for (const size_t n : {size_t{0}, logits.size() - 1, logits.size() + 1}) {
+        REFUSED(BadOption, ctx->sample_stored(*later, std::vector<float>(n), std::nullopt));
+    }
+    REFUSED(BadOption, ctx->sample_stored(*later, logits, -1));
+    auto words = load("bert");
+    kvasir::Sampler foreign(words->vocab(), kvasir::SamplerParams());
+    REFUSED(BadOption, ctx->sample_stored(foreign, logits, std::nullopt));
+    ctx->close();
+    REFUSED(Closed, ctx->sample_stored(*later, logits, std::nullopt));
 }
 
 TEST(a_full_memory_says_so_and_keeps_what_it_had) {

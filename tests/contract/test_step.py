@@ -51,6 +51,43 @@ def test_logits_are_a_copy_of_the_right_shape(core: Core) -> None:
     assert same(context.logits(0), before)
 
 
+def test_stored_logits_are_sampled_as_if_their_row_had_run(core: Core, kind: str) -> None:
+    context = core.context(kind)
+    for seed, temperature in ((1, 0.0), (2, 1.2), (3, 1.2)):
+        there, later = (
+            core.sampler(seed=seed, temperature=temperature),
+            core.sampler(seed=seed, temperature=temperature),
+        )
+        context.memory.clear()
+        step = context.step([core.row(0, 0, some_tokens(9), sampler=there, logprobs=2)])
+        stored = context.logits(0).tobytes()
+        n_rows = context.n_rows_decoded
+        again = context.sample_stored(later, stored, 2)
+        assert (again.status, again.tokens, again.errors) == ("ok", step.tokens, [None])
+        assert again.logprobs[0].logprob == step.logprobs[0].logprob
+        assert again.logprobs[0].top == step.logprobs[0].top
+        assert context.sample_stored(core.sampler(), stored).logprobs == [None]
+        assert context.n_rows_decoded == n_rows
+        assert later.n_draws == there.n_draws == 1
+        assert same(context.logits(0), np.frombuffer(stored, np.float32))
+
+
+def test_stored_logits_that_do_not_fit_are_refused(core: Core) -> None:
+    context, sampler = core.context(), core.sampler()
+    n_bytes = 4 * core.model().vocab.n_tokens
+    for wrong in (b"", bytes(n_bytes - 4), bytes(n_bytes + 1)):
+        with pytest.raises(BadOption, match="logits"):
+            context.sample_stored(sampler, wrong)
+    with pytest.raises(BadOption, match="logprobs"):
+        context.sample_stored(sampler, bytes(n_bytes), -1)
+    with pytest.raises((TypeError, AttributeError)):
+        context.sample_stored(None, bytes(n_bytes))
+    assert sampler.n_draws == 0
+    context.close()
+    with pytest.raises(KvasirError, match="closed"):
+        context.sample_stored(sampler, bytes(n_bytes))
+
+
 def test_the_same_tokens_give_the_same_logits(core: Core, kind: str, unified: bool) -> None:
     tokens = some_tokens(70)
     assert same(core.fresh(kind, tokens, kv_unified=unified), core.fresh(kind, tokens, kv_unified=unified))

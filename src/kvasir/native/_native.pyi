@@ -661,6 +661,11 @@ class Context:
     def logits(self, row: int) -> numpy.typing.NDArray[numpy.float32]:
         """A copy of the logits of row `row` of the last step."""
 
+    def sample_stored(self, sampler: Sampler, logits: bytes, logprobs: int | None = None) -> Step:
+        """
+        Samples one row from the bytes of logits that an earlier step left, and decodes nothing.
+        """
+
     def embed(self, texts: Sequence[Sequence[int]]) -> numpy.typing.NDArray[numpy.float32]:
         """
         One pooled vector a text (rank pooling: its scores), many texts a decode.

@@ -121,7 +121,8 @@ class Context:
         decoded = time.perf_counter()
         step = Step("ok", list(none), list(none), list(none), decoded - started)
         for i, row in enumerate(rows):
-            self._sample(step, i, row)
+            if row.sampler is not None:
+                _sample(step, i, row.sampler, self._logits[i], row.logprobs)
         step.sample_s = time.perf_counter() - decoded
         return step
 
@@ -131,6 +132,19 @@ class Context:
         if row not in self._logits:
             raise BadOption(f"row {row} of the last step has no output; give it a sampler or output=True")
         return self._logits[row].copy()
+
+    def sample_stored(self, sampler: Sampler, logits: bytes, logprobs: int | None = None) -> Step:
+        """Sample one row from logits that an earlier step left; nothing is decoded."""
+        self._check_open()
+        values = np.frombuffer(logits + bytes(-len(logits) % 4), dtype=np.float32)
+        n_vocab = self.model._vocab.n_tokens
+        if len(values) != n_vocab:
+            raise BadOption(f"these bytes are {len(values)} logits, and the vocabulary has {n_vocab} tokens")
+        if logprobs is not None and logprobs < 0:
+            raise BadOption(f"logprobs must be 0 or more, got {logprobs}")
+        step = Step("ok", [None], [None], [None])
+        _sample(step, 0, sampler, values, logprobs)
+        return step
 
     def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
         """Return one vector per text, in order."""
@@ -244,19 +258,6 @@ class Context:
             digest = self._memory.digest(row.seq, self._salt)
             self._logits[index] = _logits(digest, self.model._vocab, self.model.facts["eog_every"])
 
-    def _sample(self, step: Step, index: int, row: Row) -> None:
-        if row.sampler is None:
-            return
-        try:
-            token = row.sampler.choose(self._logits[index])
-        except GrammarDead as error:
-            step.errors[index] = str(error)
-            return
-        row.sampler.accept(token)
-        step.tokens[index] = token
-        if row.logprobs is not None:
-            step.logprobs[index] = logprobs_of(self._logits[index], token, row.logprobs)
-
     def _check_embed(self, texts: list[list[int]]) -> None:
         self._check_open()
         if not self._embeddings:
@@ -266,6 +267,18 @@ class Context:
                 raise BadOption(f"a text to embed has 1 to {self.n_batch} tokens, got {len(tokens)}")
             for token in tokens:
                 self.model._vocab.check(token)
+
+
+def _sample(step: Step, index: int, sampler: Sampler, logits: Logits, logprobs: int | None) -> None:
+    try:
+        token = sampler.choose(logits)
+    except GrammarDead as error:
+        step.errors[index] = str(error)
+        return
+    sampler.accept(token)
+    step.tokens[index] = token
+    if logprobs is not None:
+        step.logprobs[index] = logprobs_of(logits, token, logprobs)
 
 
 def _check_sizes(n_ctx: int, n_batch: int, n_ubatch: int, n_seq_max: int, *threads: int) -> None:
