@@ -31,14 +31,14 @@ def cached(place: Place, path: Path, **options: Any) -> int:
 def test_two_models_with_equal_prompts(place: Place, tiny_llama: Path, other_llama: Path) -> None:
     assert cached(place, tiny_llama) == 0
     assert cached(place, other_llama) == 0
-    assert cached(place, tiny_llama) == cached(place, other_llama) == len(LONG) - 1
+    assert cached(place, tiny_llama) == cached(place, other_llama) == len(LONG)
 
 
 def test_the_same_weights_under_another_name(place: Place, tiny_llama: Path, tmp_path: Path) -> None:
     assert cached(place, tiny_llama) == 0
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny_llama.read_bytes())
-    assert cached(place, copy) == len(LONG) - 1
+    assert cached(place, copy) == len(LONG)
 
 
 def test_a_model_overwritten_in_place(place: Place, tiny_llama: Path, other_llama: Path, tmp_path: Path) -> None:
@@ -55,14 +55,14 @@ def test_adapters_and_their_scales(place: Place, tiny_llama: Path, tiny_lora: Pa
     for options in choices:
         assert cached(place, tiny_llama, **options) == 0, options
     for options in choices:
-        assert cached(place, tiny_llama, **options) == len(LONG) - 1, options
+        assert cached(place, tiny_llama, **options) == len(LONG), options
 
 
 def test_scopes(place: Place, tiny_llama: Path) -> None:
     for scope in (None, "a", "b"):
         assert cached(place, tiny_llama, scope=scope) == 0, scope
     for scope in (None, "a", "b"):
-        assert cached(place, tiny_llama, scope=scope) == len(LONG) - 1, scope
+        assert cached(place, tiny_llama, scope=scope) == len(LONG), scope
 
 
 def test_types_of_kv(place: Place, tiny_llama: Path) -> None:
@@ -70,7 +70,7 @@ def test_types_of_kv(place: Place, tiny_llama: Path) -> None:
     for k, v in types:
         assert cached(place, tiny_llama, type_k=k, type_v=v) == 0, (k, v)
     for k, v in types:
-        assert cached(place, tiny_llama, type_k=k, type_v=v) == len(LONG) - 1, (k, v)
+        assert cached(place, tiny_llama, type_k=k, type_v=v) >= len(LONG) - 1, (k, v)
 
 
 def test_rope(place: Place, tiny_llama: Path) -> None:
@@ -81,7 +81,7 @@ def test_rope(place: Place, tiny_llama: Path) -> None:
     ]
     for options in choices:
         assert cached(place, tiny_llama, **options) == 0, options
-    assert cached(place, tiny_llama) == len(LONG) - 1
+    assert cached(place, tiny_llama) == len(LONG)
 
 
 @pytest.mark.parametrize("full", [True, False])

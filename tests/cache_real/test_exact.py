@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kvasir import native
+from kvasir.engine import Event, warm
 from tests.cache_real.rig import BLOCK, EXACT, Place, alone
 from tests.engine_real.noise import check_bits
 from tests.engine_real.rig import Taken
@@ -41,14 +42,42 @@ def test_a_turn_later_in_another_engine(place: Place, path: Path, saved_in: str,
     check_bits(again, alone(path, turn, **EXACT))
 
 
-def test_the_same_prompt_again(place: Place, kind: str, path: Path) -> None:
-    """Restored to its last token but one, which runs for its logits; a window is not cut within a block."""
+def test_the_same_prompt_again(place: Place, kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without logits: restored to its last token but one, which runs for them; a window is not cut within a block."""
+    monkeypatch.setattr(warm, "LOGITS_SHARE", 1 << 30)
     with place.opened(path, **EXACT) as first:
         said = first.ask(LONG)
     with place.opened(path, **EXACT) as second:
         again = second.ask(LONG)
     assert again.done.usage.cached_tokens == (len(LONG) // BLOCK * BLOCK if kind == "gemma3" else len(LONG) - 1)
     check_bits(again, said)
+
+
+def test_the_same_prompt_again_says_its_first_token_at_once(
+    place: Place, kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is decoded, and to the last bit; what follows runs from rows. A state lies one token earlier."""
+    monkeypatch.setattr(warm, "LOGITS_SHARE", 0)
+    with place.opened(path, **EXACT) as first:
+        said = first.ask(LONG)
+    with place.opened(path, **EXACT) as second:
+        again = second.rig.submit(LONG, max_tokens=6)
+        n_rows: list[int] = []
+        put = again.put
+
+        def noted(event: Event) -> None:
+            n_rows.append(second.rig.context.n_rows_decoded)
+            put(event)
+
+        monkeypatch.setattr(again, "put", noted)
+        second.rig.drain()
+        assert n_rows[0] == 0
+        assert second.rig.counters.first_tokens_stored == second.rig.counters.restored == 1
+        assert second.cache.stats().hits_logits == 1
+    n_cached = {"llama": len(LONG), "gemma3": len(LONG) // BLOCK * BLOCK}.get(kind, len(LONG) - 1)
+    assert again.done.usage.cached_tokens == n_cached
+    check_bits(again, said)
+    check_bits(again, alone(path, LONG, **EXACT))
 
 
 def test_beside_others_in_another_slot(place: Place, path: Path) -> None:

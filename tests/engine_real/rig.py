@@ -79,6 +79,11 @@ class SpiedContext:
                     kept.append(self._context.logits(i))
         return step
 
+    def sample_stored(self, sampler: Any, logits: bytes, logprobs: int | None) -> native.Step:
+        if (kept := self._kept.get(id(sampler))) is not None:
+            kept.append(np.frombuffer(logits, np.float32))
+        return self._context.sample_stored(sampler, logits, logprobs)
+
 
 class SpiedCore:
     """The native module with a context that remembers."""
@@ -92,8 +97,10 @@ class SpiedCore:
     def devices(self) -> list[native.Device]:
         return native.devices()
 
-    def Row(self, slot: int, pos: int, tokens: list[int], sampler: Any = None, logprobs: Any = None) -> SpiedRow:  # noqa: N802
-        return SpiedRow(native.Row(slot, pos, tokens, sampler, logprobs), slot, len(tokens), sampler)
+    def Row(  # noqa: N802
+        self, slot: int, pos: int, tokens: list[int], sampler: Any = None, logprobs: Any = None, output: bool = False
+    ) -> SpiedRow:
+        return SpiedRow(native.Row(slot, pos, tokens, sampler, logprobs, output), slot, len(tokens), sampler)
 
 
 def sampler(model: native.Model, tokens: tuple[int, ...], *, seed: int = 0, temperature: float = 0.0) -> native.Sampler:

@@ -121,6 +121,17 @@ def test_ls_is_an_indented_tree_in_a_pipe() -> None:
     assert {"key", "tier", "bytes", "last_used", "leases", "status", "path", "hits"} <= set(rows[0])
 
 
+def test_ls_tells_logits_from_kv() -> None:
+    """They are kept once a prompt has come twice, in a space of their own."""
+    for _ in range(2):
+        run(TEXT)
+    lines = invoke("cache", "ls").stdout.splitlines()
+    assert sorted("(logits)" in line for line in lines if line.startswith("space ")) == [False, True]
+    rows = json.loads(invoke("cache", "ls", "--json").stdout)
+    assert [row["end"] for row in rows if row["holds"] == "logits"] == [run(TEXT)["prompt_tokens"]]
+    assert sum(row["holds"] == "kv" for row in rows) == len(rows) - 1 > 1
+
+
 def test_verify_removes_what_is_damaged_and_exits_with_1() -> None:
     run(TEXT)
     flipped, cut, *good = row_files()
@@ -175,7 +186,7 @@ def test_warm_tells_tokens_and_time_and_that_it_was_there() -> None:
     n_tokens = run(TEXT)["prompt_tokens"]
     assert first.stdout.startswith(f"kept {n_tokens} tokens, 0 of them known before (")
     assert again.stdout.startswith(f"{n_tokens} tokens were there already (")
-    assert run(TEXT)["cached_tokens"] == n_tokens - 1
+    assert run(TEXT)["cached_tokens"] == n_tokens
     value = json.loads(invoke("cache", "warm", "-", "--json", stdin=TEXT + "\n").stdout)
     assert (value["was_there"], value["tokens"]) == (True, n_tokens)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Self
 
+from kvasir.cache.cost import Piece
 from kvasir.cache.fetch import Fetcher
 from kvasir.cache.files import Files
 from kvasir.cache.index import Facts
@@ -20,12 +21,12 @@ from kvasir.cache.loading import Loading
 from kvasir.cache.match import Lease, Match
 from kvasir.cache.publish import Sealed, Stage
 from kvasir.cache.report import Listed, Report, Verified
-from kvasir.cache.row import Miss, Needs, Reason, Row, RowName, Why
+from kvasir.cache.row import Miss, Needs, Part, Reason, Row, RowName, Why
 from kvasir.cache.search import Found, Search
 from kvasir.cache.settings import CacheSettings
 from kvasir.cache.stats import CacheStats
 from kvasir.cache.store import Store
-from kvasir.cache.tiers import DISK, TMPFS, FileTier
+from kvasir.cache.tiers import DISK, RAM, TMPFS, FileTier
 from kvasir.cache.writer import Pool
 
 PLAIN = Needs()
@@ -139,9 +140,41 @@ class Cache:
         self._take(Sealed(name, space, pack(tokens[start:end]), parts, Reason(reason), int(self._store.clock())))
         return name.key
 
+    def offer_logits(self, space: Space, tokens: Sequence[int], logits: bytes) -> Key:
+        """Take what the model says after these tokens: a row beside those of their KV, for who asks the very same."""
+        key = space.outputs.key(tokens)
+        if self.has(key):
+            return key
+        start = (len(tokens) - 1) // self.block_tokens * self.block_tokens
+        parts: dict[str, bytes] = {Part.LOGITS: logits}
+        return self.offer(space.outputs, tokens, start=start, end=len(tokens), parts=parts, reason=Reason.COLD)
+
+    def logits(self, space: Space, tokens: Sequence[int]) -> bytes | None:
+        """What the model says after exactly these tokens, if that is kept and no slower to read than to compute.
+
+        Looks at file systems and reads one small row; a bad one is removed.
+        """
+        start = (len(tokens) - 1) // self.block_tokens * self.block_tokens
+        name = self._name(space.outputs, tokens, start, len(tokens))
+        row = self._store.index.get(name.key)
+        if row is None and self._fetcher.discover(name):
+            row = self._store.index.get(name.key)
+        if row is None:
+            return None
+        piece = Piece(n_tokens=len(tokens), tier=row.tier, n_bytes=row.n_bytes)
+        if row.tier != RAM and not self._store.cost.worth_reading(space.root, [piece]):
+            return None
+        parts = self._fetcher.load(name, {Part.LOGITS}.__contains__)
+        if parts is None or Part.LOGITS not in parts:
+            return None
+        self._store.counters.add("hits_logits")
+        self._store.index.touch([name.key], self._store.clock())
+        return parts[Part.LOGITS]
+
     def limit(self, space: Space, tiers: Sequence[str]) -> None:
         """Say in which tiers the rows of a space may lie from now on; those that lie elsewhere stay and are found."""
-        self._store.limit(space.root, tiers)
+        for each in (space, space.outputs):
+            self._store.limit(each.root, tiers)
 
     def has(self, key: Key) -> bool:
         """Whether a row with this key is known here, in any tier."""

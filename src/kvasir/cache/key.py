@@ -12,7 +12,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NewType
 
@@ -59,6 +59,11 @@ class Space:
     def root(self) -> Key:
         """The key of no tokens: the parent of every row that starts at 0, and the space's own name."""
         return self.key(())
+
+    @cached_property
+    def outputs(self) -> Space:
+        """The space of what a model says next: the same prefixes, but their rows hold logits instead of memory."""
+        return replace(self, context_hash=hashlib.sha256(self.context_hash + b"outputs").digest())
 
     @classmethod
     def of_head(cls, head: bytes) -> Space:

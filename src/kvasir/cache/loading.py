@@ -71,12 +71,18 @@ class Loading:
         partial_ok = self.match.needs.chain and not self.match.needs.state and not self.match.needs.window_tokens
         return good if partial_ok or len(good) == len(self.match.rows) else []
 
+    def stop(self) -> None:
+        """Read no more: nobody waits for it. What has come counts as read."""
+        with self._changed:
+            if self._left and not self._arrived_to_bad():
+                self._first_bad = next(at for at, parts in enumerate(self._parts) if parts is None)
+
     def _arrived_to_bad(self) -> bool:
         known_bad = self._first_bad < len(self._parts)
         return known_bad and all(parts is not None for parts in self._parts[: self._first_bad])
 
     def _read(self, at: int, row: Row, fetcher: Fetcher, wanted: frozenset[str]) -> None:
-        if at > self._first_bad:
+        if at >= self._first_bad:
             self._deliver(at, None)
             return
         begun = time.perf_counter()

@@ -18,6 +18,7 @@ class Part(StrEnum):
     BASE = "base"  # KV of the span in the layers that see everything: needed from every row of a chain
     WINDOW = "window"  # KV of the span in sliding-window layers: needed only near the end
     STATE = "state"  # recurrent state after the span: needed only from the last row
+    LOGITS = "logits"  # what the model says after the span: alone, in rows of `Space.outputs`
 
 
 class Reason(StrEnum):

@@ -233,7 +233,8 @@ class Search:
 
     def _in_other_space(self) -> bool:
         """Whether another space that this process knows has the prompt's beginning."""
-        others = [space for root, space in list(self._store.spaces.items())[-COMPARED:] if root != self._space.root]
+        ours = (self._space.root, self._space.outputs.root)
+        others = [space for root, space in list(self._store.spaces.items())[-COMPARED:] if root not in ours]
         return any(self._begins_in(space) for space in others)
 
     def _begins_in(self, space: Space) -> bool:

@@ -293,7 +293,8 @@ def _label(branch: Branch) -> str:
     n_rows = _count(len(rows), "row")
     size = show_bytes(sum(row.bytes for row in rows))
     if branch.depth == 0:
-        return f"space {branch.name[:DIGITS]}  {n_rows}  {size}"
+        what = " (logits)" if rows[0].holds == "logits" else ""
+        return f"space {branch.name[:DIGITS]}{what}  {n_rows}  {size}"
     hits = _count(max(row.hits for row in rows), "hit")
     age = show_age(time.time() - max(row.last_used for row in rows))
     tiers = "+".join(dict.fromkeys(row.tier for row in rows))

@@ -138,6 +138,7 @@ class Counters:
     shared_live: int = 0  # prompts that took KV from a running sequence
     shared_parked: int = 0  # prompts that took KV from one that had ended
     restored: int = 0  # prompts that took KV from the cache
+    first_tokens_stored: int = 0  # prompts whose first token came from stored logits
     coalesced: int = 0  # prompts that waited for another's prefill and shared it
     shares_refused: int = 0  # reuse this kind of memory could not do exactly; the prompt ran cold
     parked: int = 0

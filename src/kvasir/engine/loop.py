@@ -59,7 +59,7 @@ class Loop:
         self._n_cells = context.n_ctx
         self._layout = "unified" if context.kv_unified else "split"
         self.warm = warm
-        self.runner = Runner(core, context, clock=clock)
+        self.runner = Runner(core, context, clock=clock, prompt_ran=warm.prompt_ran if warm is not None else None)
         self.residents = Residents(settings.slots, whole_only=context.memory.kind in ("recurrent", "hybrid"))
         self._shares_cells = context.kv_unified
         limits = Limits(
@@ -208,12 +208,23 @@ class Loop:
         for seq in self.scheduler.those(State.LOADING):
             if warm.is_searching(seq) and not self._searched(seq, warm):
                 continue
+            if (logits := warm.take_logits(seq)) is not None and not self._say_first(seq, logits):
+                continue
             n_left = None if n_most is None else n_most - warm.n_imported
             if n_left is not None and n_left < min(warm.block_tokens, IMPORT_TOKENS):
                 continue  # not even a row: the next tick's
             restored = warm.advance(seq, most_tokens=n_left)
             if restored is not None:
                 self._start(seq, restored, "stored")
+
+    def _say_first(self, seq: Sequence, logits: bytes) -> bool:
+        """Send the first token of a prompt that has been computed before: it waits for no row. False: that was all."""
+        seq.n_cached = seq.n_prompt  # nothing of it is computed, should it end with this token
+        now = self.clock()
+        self.scheduler.apply(self.runner.sample_stored(seq, logits), now=now)
+        self.meter.counters.first_tokens_stored += 1
+        self._send(now)
+        return seq.state is State.LOADING
 
     def _searched(self, seq: Sequence, warm: Warm) -> bool:
         """Act on a search that took longer than an admission; True if a restore begins."""

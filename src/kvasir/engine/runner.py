@@ -27,8 +27,16 @@ MAX_FAULTS = 4
 class Runner:
     """Runs batches on one context; engine thread only."""
 
-    def __init__(self, core: Core, context: Context, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        context: Context,
+        *,
+        clock: Callable[[], float],
+        prompt_ran: Callable[[Sequence, int], None] | None = None,
+    ) -> None:
         self._row = core.Row
+        self._prompt_ran = prompt_ran  # told of a prompt's end and its row, while the row's logits are there
         self._context = context
         self._memory = context.memory
         self._clock = clock
@@ -46,6 +54,11 @@ class Runner:
         for part in _parts(batch):
             self._run([(seq, min(n_tokens, seq.n_left)) for seq, n_tokens in part], outcome, active)
         return outcome
+
+    def sample_stored(self, seq: Sequence, logits: bytes) -> Outcome:
+        """Sample the token after a prompt from what an earlier run of it left. Decodes nothing."""
+        step: Step = self._context.sample_stored(seq.sampler, logits, seq.logprobs)
+        return Outcome([(seq, step.tokens[0], step.logprobs[0], step.errors[0])], [])
 
     def forget(self, slot: int) -> None:
         """Free the cells of a slot."""
@@ -106,9 +119,12 @@ class Runner:
 
     def _note(self, batch: Batch, step: Step, outcome: Outcome) -> None:
         """Enter a step that succeeded in the ledgers."""
-        for (seq, n_tokens), token, logprobs, error in zip(batch, step.tokens, step.logprobs, step.errors, strict=True):
+        rows = zip(batch, step.tokens, step.logprobs, step.errors, strict=True)
+        for row, ((seq, n_tokens), token, logprobs, error) in enumerate(rows):
             seq.ran(n_tokens)
             self.n_rows += n_tokens
+            if self._prompt_ran is not None and seq.n_decoded == seq.n_prompt == seq.n_tokens and error is None:
+                self._prompt_ran(seq, row)
             if token is not None or error is not None or (seq.only_reads and not seq.n_left):
                 seq.n_faults = 0
                 outcome.ran.append((seq, token, logprobs, error))
@@ -154,7 +170,7 @@ class Runner:
         at = seq.n_decoded
         if at + n_tokens < seq.n_tokens:
             return self._row(seq.slot, at, seq.tokens[at : at + n_tokens])
-        return self._row(seq.slot, at, seq.tokens[at:], seq.sampler, seq.logprobs)
+        return self._row(seq.slot, at, seq.tokens[at:], seq.sampler, seq.logprobs, self._prompt_ran is not None)
 
     def _error_of(self, status: str, batch: Batch) -> KvasirError:
         n_tokens = sum(n for _, n in batch)

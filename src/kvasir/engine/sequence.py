@@ -133,7 +133,8 @@ class Sequence:
     def start(self, n_reused: int) -> None:
         """Begin to run, with the first `n_reused` tokens in memory already."""
         self.n_decoded = n_reused
-        self.n_cached = max(self.n_cached, min(n_reused, self.n_prompt))
+        n_cached = min(n_reused, self.n_prompt)
+        self.n_cached = max(self.n_cached, n_cached) if self.n_rows else n_cached
         self.move(State.PREFILL)
 
     def preempt(self) -> None:

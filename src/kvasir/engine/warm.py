@@ -35,6 +35,8 @@ SEARCH_S = 0.005
 # A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick; fewer only
 # where a model's `min_tokens` says that fewer are worth it.
 MIN_GAIN = 32
+# Logits are kept with a prompt where they add at most a thirty-second to what its computed tokens take.
+LOGITS_SHARE = 32
 
 
 class Binding(NamedTuple):
@@ -52,6 +54,7 @@ class Saved:
     space: Space
     n_offered: int = 0  # tokens, a whole number of blocks, that are offered or were restored
     checkpoints: list[int] = field(default_factory=list)  # positions where a snapshot is to be taken
+    logits: bytes | None = None  # what the model said after the prompt, until it is decided whether to keep that
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class Restore:
     match: Match
     loading: Loading
     n_done: int  # tokens in the slot already: shared live, or imported
+    logits: bytes | None = None  # what the model says after the whole prompt
     next_row: int = 0
 
 
@@ -81,7 +85,9 @@ class Warm:
         self.cache = binding.cache
         self.rules = binding.rules
         self.block_tokens = binding.cache.block_tokens
+        self._context = context
         self._memory = memory
+        self._token_bytes = 0.0  # of the last row offered
         self._space_of = binding.space
         self._n_ctx_seq = context.n_ctx_seq
         self._spaces: dict[str | None, Space] = {}
@@ -131,11 +137,13 @@ class Warm:
 
     def _search(self, space: Space, seq: Sequence, n_live: int) -> Restore | None:
         parent = seq.request.parent_key
+        asks = not seq.n_generated and not seq.only_reads and seq.n_prompt >= self.rules.min_tokens
+        logits = self.cache.logits(space, seq.tokens) if asks else None
         match = self.cache.longest(
             space,
             seq.tokens,
             needs=self.needs,
-            most=seq.n_tokens - 1,
+            most=seq.n_tokens - (logits is None),  # without them the last token must run, for what comes after it
             min_tokens=self.rules.min_tokens,
             parent_key=None if parent is None else Key(parent),
             session_resume_wait_ms=self.rules.session_resume_wait_ms,
@@ -143,7 +151,13 @@ class Warm:
         if match.n_tokens < n_live + min(MIN_GAIN, max(1, self.rules.min_tokens)):
             match.release()
             return None
-        return Restore(match, self.cache.read(match), 0)
+        return Restore(match, self.cache.read(match), 0, logits)
+
+    def take_logits(self, seq: Sequence) -> bytes | None:
+        """What the model says after this prompt, if a search found that; once."""
+        restore = self._restores[seq.id]
+        logits, restore.logits = restore.logits, None
+        return logits
 
     def begins_at(self, seq: Sequence, n_live: int) -> int:
         """Say how much of a live prefix can stand under the rows that follow: whole rows only, and plain KV only."""
@@ -193,6 +207,7 @@ class Warm:
             search.add_done_callback(_release)
         restore = self._restores.pop(seq.id, None)
         if restore is not None:
+            restore.loading.stop()
             restore.match.release()
 
     def close(self) -> None:
@@ -293,6 +308,7 @@ class Warm:
             saved.n_offered += self.block_tokens
             n_blocks += 1
         self._snapshot(seq, saved)
+        self._offer_logits(seq, saved)
 
     def keep(self, seq: Sequence, reason: Reason) -> Key | None:
         """Offer all that is in memory of a sequence, to its last token; returns the key of it."""
@@ -304,6 +320,7 @@ class Warm:
         for start in range(saved.n_offered, end, self.block_tokens):
             key = self._offer_span(seq, saved, start, min(start + self.block_tokens, end), reason)
         saved.n_offered = end - end % self.block_tokens
+        self._offer_logits(seq, saved)
         return key if key is not None else saved.space.key(seq.tokens[:end])
 
     def _snapshot(self, seq: Sequence, saved: Saved) -> None:
@@ -318,6 +335,20 @@ class Warm:
         saved.checkpoints = [at for at in saved.checkpoints if at > seq.n_decoded]
         seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
 
+    def prompt_ran(self, seq: Sequence, row: int) -> None:
+        """Hold what the model says after a prompt whose last token was row `row` of the step just made."""
+        if seq.cacheable and seq.n_prompt >= max(self.rules.cold_min_tokens, 1):
+            self._saved_of(seq).logits = self._context.logits(row).tobytes()
+
+    def _offer_logits(self, seq: Sequence, saved: Saved) -> None:
+        """Keep them where they cost little beside the prompt's KV, or where the prompt came for the second time."""
+        logits, saved.logits = saved.logits, None
+        if logits is None:
+            return
+        n_computed = seq.n_prompt - seq.n_cached
+        if n_computed == 1 or len(logits) * LOGITS_SHARE <= n_computed * self._token_bytes:
+            self.cache.offer_logits(saved.space, seq.tokens[: seq.n_prompt], logits)
+
     def forget(self, seq: Sequence) -> None:
         """Forget what was noted of a sequence that has ended or was preempted."""
         self.drop(seq)
@@ -325,6 +356,9 @@ class Warm:
 
     def key_of(self, seq: Sequence) -> Key | None:
         """Name what a sequence that ends now leaves behind; None where it leaves nothing."""
+        restore = self._restores.get(seq.id)
+        if restore is not None and seq.n_cached == seq.n_prompt:  # its first token was all: its rows are not here yet
+            return next((row.key for row in reversed(restore.match.rows) if row.end <= seq.n_prompt), None)
         end = last_end(seq.n_decoded, 0, self.rules)
         return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.cacheable and end else None
 
@@ -342,6 +376,7 @@ class Warm:
         self.cache.timed("export", perf_counter_ns() - started)
         if parts is None:
             return None
+        self._token_bytes = sum(map(len, parts.values())) / (end - start)
         return self.cache.offer(saved.space, seq.tokens, start=start, end=end, parts=parts, reason=reason)
 
     def _export(self, seq: Sequence, start: int, end: int) -> dict[str, bytes] | None:
