@@ -7,12 +7,19 @@ using kvasir::Memory;
 namespace {
 
 nb::bytes export_span(Memory &memory, int32_t seq, int32_t p0, int32_t p1, const std::string &part) {
-    std::string span;
+    size_t size = 0;
     {
         const nb::gil_scoped_release unlocked;
-        span = memory.export_span(seq, p0, p1, part);
+        size = memory.span_bytes(p0, p1, part);
     }
-    return to_bytes(span);
+    const auto span = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+    if (!span.is_valid()) nb::raise_python_error();
+    char *out = PyBytes_AsString(span.ptr());  // nobody else has it yet
+    {
+        const nb::gil_scoped_release unlocked;
+        memory.export_span(seq, p0, p1, part, out);
+    }
+    return span;
 }
 
 bool import_span(Memory &memory, int32_t seq, int32_t p0, const std::vector<nb::bytes> &payloads,

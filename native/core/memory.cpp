@@ -283,21 +283,38 @@ void Memory::flush() {
     context_->apply_pending();
 }
 
-std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part) {
+size_t Memory::span_bytes(llama_pos p0, llama_pos p1, const std::string &part) {
+    const auto guard = context_->lock();
+    size_t size = 0;
+    with_abort_trap(Kind::Unsupported, "exporting KV", [&] {
+        const llama_kv_cache &cache = cache_for(context_->raw(), caches_of(raw()), part);
+        if (p0 < 0 || p1 <= p0) bad("a span begins at 0 or later and ends after it begins.");
+        if (static_cast<uint32_t>(p1 - p0) > cache.get_size()) {
+            bad("there is no room for all of " + span_text(p0, p1) + " in the '" + part + "' part of this memory.");
+        }
+        size = rows_bytes(cache, 0, static_cast<size_t>(p1 - p0));
+    });
+    return size;
+}
+
+void Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part, char *out) {
     const auto guard = context_->lock();
     context_->check_seq(seq);
-    std::string out;
     with_abort_trap(Kind::Unsupported, "exporting KV", [&] {
-        llama_kv_cache &cache = cache_for(context_->raw(), caches_of(raw()), part);
-        if (p0 < 0 || p1 <= p0) bad("a span begins at 0 or later and ends after it begins.");
+        const llama_kv_cache &cache = cache_for(context_->raw(), caches_of(raw()), part);
         const std::vector<Cell> cells = cells_of(cache, seq, p0, p1);
         if (cells.size() != static_cast<size_t>(p1 - p0)) {
             bad("sequence " + std::to_string(seq) + " does not hold all of " + span_text(p0, p1) + " in its '" + part +
                 "' part.");
         }
         llama_synchronize(context_->raw());
-        out = read_rows(cache, seq, cells);
+        read_rows(cache, seq, cells, out);
     });
+}
+
+std::string Memory::export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part) {
+    std::string out(span_bytes(p0, p1, part), '\0');
+    export_span(seq, p0, p1, part, out.data());
     return out;
 }
 

@@ -35,6 +35,9 @@ class Memory {
     void clear();
     void flush();
 
+    // Into room of exactly span_bytes(), which the caller owns: a copy less than the one below.
+    size_t span_bytes(llama_pos p0, llama_pos p1, const std::string &part);
+    void export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part, char *out);
     std::string export_span(llama_seq_id seq, llama_pos p0, llama_pos p1, const std::string &part);
     bool import_span(llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads,
                      const std::string &part);

@@ -254,14 +254,18 @@ uint32_t n_used(const llama_kv_cache &cache, uint32_t n_seq_max) {
 
 uint32_t n_total(const llama_kv_cache &cache) { return cache.get_size() * cache.get_n_stream(); }
 
-std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells) {
+size_t rows_bytes(const llama_kv_cache &cache, llama_seq_id seq, size_t n_tokens) {
     const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
     size_t size = sizeof(SpanHeader) + tensors.size() * sizeof(TensorHeader);
     for (const ggml_tensor *tensor : tensors) {
-        size += cells.size() * tensor->nb[1];
+        size += n_tokens * tensor->nb[1];
     }
-    std::string out(size, '\0');
-    char *at = out.data();
+    return size;
+}
+
+void read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells, char *out) {
+    const std::vector<ggml_tensor *> tensors = tensors_of(cache, seq);
+    char *at = out;
     const SpanHeader header = {SPAN_MAGIC, SPAN_VERSION, static_cast<uint32_t>(cells.size()),
                                static_cast<uint32_t>(tensors.size())};
     std::memcpy(at, &header, sizeof(header));
@@ -283,7 +287,6 @@ std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::
         });
         at += cells.size() * row;
     }
-    return out;
 }
 
 bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const std::vector<std::string_view> &payloads) {
@@ -307,7 +310,8 @@ bool append_rows(llama_kv_cache &cache, llama_seq_id seq, llama_pos p0, const st
 }
 
 void move_cells(llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells) {
-    const std::string payload = read_rows(cache, seq, cells);
+    std::string payload(rows_bytes(cache, seq, cells.size()), '\0');
+    read_rows(cache, seq, cells, payload.data());
     std::vector<llama_pos> positions;
     for (const Cell &cell : cells) {
         positions.push_back(cell.pos);

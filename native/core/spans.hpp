@@ -41,7 +41,8 @@ uint32_t n_free(const llama_kv_cache &cache, llama_seq_id seq);
 uint32_t n_total(const llama_kv_cache &cache);
 
 // A header naming types and row sizes, then for every layer its K rows and V rows. Identical in both layouts.
-std::string read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells);
+size_t rows_bytes(const llama_kv_cache &cache, llama_seq_id seq, size_t n_tokens);
+void read_rows(const llama_kv_cache &cache, llama_seq_id seq, const std::vector<Cell> &cells, char *out);
 
 // Appends the rows of `payloads` as positions p0, p0+1, ... of `seq`. False: not enough free cells, nothing changed.
 // Raises BadOption where a payload does not fit this cache.
