@@ -205,7 +205,10 @@ class Residents:
 
         Score = tokens reused - tokens destroyed. A free slot destroys nothing; a parked one loses what the prompt does
         not continue. So a prompt that shares a system prompt never evicts a long conversation while a slot is free.
+        An edited one is continued where it is: a copy would not be known for what it is.
         """
+        if reuse.source is not None and reuse.source.editor is not None:
+            return Placement(reuse.source.slot, takes=reuse.source)
         options = [self._option(slot, reuse) for slot in range(self.n_slots)]
         best = max((option for option in options if option is not None), key=lambda option: option[0], default=None)
         return None if best is None else best[1]

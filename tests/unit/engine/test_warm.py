@@ -347,6 +347,20 @@ def test_a_finished_turn_on_cut_kv_is_not_kept(cache: Cache) -> None:
     assert found_of_cut(cache, (*turn, *sink.tokens, 99)) == CUT[0]
 
 
+def test_a_shorter_turn_on_cut_kv_is_not_kept_though_a_slot_is_free(cache: Cache) -> None:
+    """It goes on where the cut one is: in another slot, nobody would know what it stands on."""
+    rig = cut_up(cache)
+    turn = LEFT[:90] + prompt(20, salt=6)
+    assert turn[90] != LEFT[90]
+    sink = ask(rig, turn, owner="me")
+    assert sink.done.usage.cached_tokens == 90
+    assert sink.done.key is None
+    assert sink.tokens != expected(rig.path, turn, max_tokens=6, stop_tokens=frozenset())[0]
+    assert found_of_cut(cache, turn) == CUT[0]
+    stranger = ask(rig, turn)
+    exact(rig, stranger, turn)
+
+
 def test_a_turn_on_cut_kv_that_is_preempted_is_not_kept(cache: Cache) -> None:
     rig = cut_up(cache, slots=2, context_size=256, layout="unified")
     mine = rig.submit((*LEFT, 97), owner="me", max_tokens=100, priority=-1, stop_tokens=frozenset())
