@@ -145,8 +145,8 @@ void bind_context(nb::module_ &m) {
         .def(
             "sample_stored",
             [](Context &c, Sampler &sampler, const nb::bytes &logits, std::optional<int32_t> logprobs) {
-                std::vector<float> values((logits.size() + sizeof(float) - 1) / sizeof(float));
-                std::memcpy(values.data(), logits.c_str(), logits.size());
+                std::vector<float> values(logits.size() % sizeof(float) ? 0 : logits.size() / sizeof(float));
+                std::memcpy(values.data(), logits.c_str(), values.size() * sizeof(float));
                 const nb::gil_scoped_release unlocked;
                 return c.sample_stored(sampler, values, logprobs);
             },

@@ -75,7 +75,7 @@ def test_stored_logits_are_sampled_as_if_their_row_had_run(core: Core, kind: str
 def test_stored_logits_that_do_not_fit_are_refused(core: Core) -> None:
     context, sampler = core.context(), core.sampler()
     n_bytes = 4 * core.model().vocab.n_tokens
-    for wrong in (b"", bytes(n_bytes - 4), bytes(n_bytes + 1)):
+    for wrong in (b"", bytes(n_bytes - 1), bytes(n_bytes - 4), bytes(n_bytes + 1)):
         with pytest.raises(BadOption, match="logits"):
             context.sample_stored(sampler, wrong)
     with pytest.raises(BadOption, match="logprobs"):

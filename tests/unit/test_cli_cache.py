@@ -132,6 +132,15 @@ def test_ls_tells_logits_from_kv() -> None:
     assert sum(row["holds"] == "kv" for row in rows) == len(rows) - 1 > 1
 
 
+def test_warm_of_a_short_prompt_that_came_before() -> None:
+    """Its only row reaches into the reply, and its logits are known: it is there all the same."""
+    Path("short.txt").write_text(TEXT[:45])
+    for _ in range(2):
+        n_tokens = run(TEXT[:45])["prompt_tokens"]
+    done = invoke("cache", "warm", "short.txt")
+    assert (done.exit_code, done.stdout.split(" (")[0]) == (0, f"{n_tokens} tokens were there already")
+
+
 def test_verify_removes_what_is_damaged_and_exits_with_1() -> None:
     run(TEXT)
     flipped, cut, *good = row_files()

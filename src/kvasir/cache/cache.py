@@ -131,31 +131,23 @@ class Cache:
         prefix [0, end). The engine offers each block from a block boundary, and at the end a tail.
         """
         name = self._name(space, tokens, start, end)
-        self._store.spaces.setdefault(space.root, space)
-        if self._is_saved(name.key):
-            self._store.counters.add("duplicate_dropped")
-            self._store.index.touch([name.key], self._store.clock(), hits=0)
-            return name.key
-        self._store.counters.add(f"saves_{Reason(reason)}")
-        self._take(Sealed(name, space, pack(tokens[start:end]), parts, Reason(reason), int(self._store.clock())))
+        self._offer(name, space, tokens, parts, reason)
         return name.key
 
-    def offer_logits(self, space: Space, tokens: Sequence[int], logits: bytes) -> Key:
-        """Take what the model says after these tokens: a row beside those of their KV, for who asks the very same."""
-        key = space.outputs.key(tokens)
-        if self.has(key):
-            return key
-        start = (len(tokens) - 1) // self.block_tokens * self.block_tokens
-        parts: dict[str, bytes] = {Part.LOGITS: logits}
-        return self.offer(space.outputs, tokens, start=start, end=len(tokens), parts=parts, reason=Reason.COLD)
+    def offer_logits(self, space: Space, tokens: Sequence[int], logits: bytes) -> None:
+        """Take what the model says after these tokens, two at least: a row beside those of their KV."""
+        outputs = space.outputs
+        name = RowName.of_logits(outputs.root, outputs.key(tokens), len(tokens))
+        if not self.has(name.key):
+            self._offer(name, outputs, tokens, {Part.LOGITS: logits}, Reason.COLD)
 
     def logits(self, space: Space, tokens: Sequence[int]) -> bytes | None:
         """What the model says after exactly these tokens, if that is kept and no slower to read than to compute.
 
-        Looks at file systems and reads one small row; a bad one is removed.
+        Looks at file systems and reads one small row; a bad one is removed. Whoever uses it says so: `used_logits`.
         """
-        start = (len(tokens) - 1) // self.block_tokens * self.block_tokens
-        name = self._name(space.outputs, tokens, start, len(tokens))
+        outputs = space.outputs
+        name = RowName.of_logits(outputs.root, outputs.key(tokens), len(tokens))
         row = self._store.index.get(name.key)
         if row is None and self._fetcher.discover(name):
             row = self._store.index.get(name.key)
@@ -164,12 +156,16 @@ class Cache:
         piece = Piece(n_tokens=len(tokens), tier=row.tier, n_bytes=row.n_bytes)
         if row.tier != RAM and not self._store.cost.worth_reading(space.root, [piece]):
             return None
-        parts = self._fetcher.load(name, {Part.LOGITS}.__contains__)
+        # So short a read says little of the tier's speed.
+        parts = self._fetcher.load(name, lambda part: part == Part.LOGITS, is_measure=False)
         if parts is None or Part.LOGITS not in parts:
             return None
-        self._store.counters.add("hits_logits")
         self._store.index.touch([name.key], self._store.clock())
         return parts[Part.LOGITS]
+
+    def used_logits(self) -> None:
+        """Report that a first token came from stored logits."""
+        self._store.counters.add("hits_logits")
 
     def limit(self, space: Space, tiers: Sequence[str]) -> None:
         """Say in which tiers the rows of a space may lie from now on; those that lie elsewhere stay and are found."""
@@ -279,6 +275,18 @@ class Cache:
         ends = (start, end) if start else (end,)
         *before, key = space.keys_at(tokens[:end], ends)
         return RowName(space.root, key, before[0] if before else space.root, start, end)
+
+    def _offer(
+        self, name: RowName, space: Space, tokens: Sequence[int], parts: Mapping[str, bytes], reason: Reason
+    ) -> None:
+        self._store.spaces.setdefault(space.root, space)
+        if self._is_saved(name.key):
+            self._store.counters.add("duplicate_dropped")
+            self._store.index.touch([name.key], self._store.clock(), hits=0)
+            return
+        self._store.counters.add(f"saves_{Reason(reason)}")
+        span, now = pack(tokens[name.start : name.end]), int(self._store.clock())
+        self._take(Sealed(name, space, span, parts, Reason(reason), now))
 
     def _is_saved(self, key: Key) -> bool:
         """Whether a row is where it would go: in a file, or on its way there, or in RAM if there are no files."""

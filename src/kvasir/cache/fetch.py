@@ -33,8 +33,8 @@ class Fetcher:
         self._store = store
         self._corrupt: OrderedDict[Key, None] = OrderedDict()
 
-    def load(self, name: RowName, wanted: Wanted) -> dict[str, bytes] | None:
-        """The wanted parts of a row, verified, from the fastest tier that has them."""
+    def load(self, name: RowName, wanted: Wanted, *, is_measure: bool = True) -> dict[str, bytes] | None:
+        """The wanted parts of a row, verified, from the fastest tier that has them; a measure of that tier's speed."""
         row = self._store.index.get(name.key)
         if row is None or row.name != name:
             return None
@@ -43,7 +43,7 @@ class Fetcher:
             if parts is not None:
                 return parts
         for tier in self._tiers(row.tiers):
-            loaded = self._guarded(name, tier, partial(self._from_file, name, tier, wanted))
+            loaded = self._guarded(name, tier, partial(self._from_file, name, tier, wanted, is_measure))
             if loaded is not None:
                 return loaded
         return None
@@ -102,12 +102,13 @@ class Fetcher:
     def _tiers(self, names: tuple[str, ...]) -> list[FileTier]:
         return [self._store.tiers[name] for name in names if name in self._store.tiers]
 
-    def _from_file(self, name: RowName, tier: FileTier, wanted: Wanted) -> dict[str, bytes]:
+    def _from_file(self, name: RowName, tier: FileTier, wanted: Wanted, is_measure: bool) -> dict[str, bytes]:
         begun = time.perf_counter()
         header, parts = tier.load(name, wanted)
         seconds = time.perf_counter() - begun
         n_bytes = sum(map(len, parts.values()))
-        self._store.cost.read(tier.name, n_bytes, seconds)
+        if is_measure:
+            self._store.cost.read(tier.name, n_bytes, seconds)
         self._store.counters.add("bytes_read", n_bytes)
         facts = self._learn(header)
         if parts and self._store.keep(name, parts, facts):

@@ -62,6 +62,7 @@ class Index:
         # Beside the rows, not in them: a row may be lost and come back while its lease is out.
         self._leases: dict[Key, int] = {}
         self._orders = {tier: Order(self._weigher(tier)) for tier in ORDER}
+        self._kv = (1, 1 << 14)  # tokens and bytes of the KV row added last
         self._bytes = dict.fromkeys(ORDER, 0)
         self._count = dict.fromkeys(ORDER, 0)
 
@@ -199,6 +200,8 @@ class Index:
         entry.copies[tier] = n_bytes
         entry.last_used = max(entry.last_used, last_used)
         entry.facts = facts or entry.facts
+        if not name.is_logits:
+            self._kv = (name.n_tokens, n_bytes)
         if is_new:
             self._count[tier] += 1
             self._orders[tier].push(name.key)
@@ -254,8 +257,9 @@ class Index:
             entry = self._rows.get(key)
             if entry is None or tier not in entry.copies:
                 return None
-            size = entry.copies[tier]
-            return worth(last_used=entry.last_used, hits=entry.hits, n_tokens=entry.name.n_tokens, n_bytes=size)
+            # Logits spare no tokens by themselves; weighed as KV is, they go when the KV of their time goes.
+            n_tokens, size = self._kv if entry.name.is_logits else (entry.name.n_tokens, entry.copies[tier])
+            return worth(last_used=entry.last_used, hits=entry.hits, n_tokens=n_tokens, n_bytes=size)
 
         return weigh
 

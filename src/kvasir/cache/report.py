@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -63,8 +63,7 @@ class Report:
         for row in rows.values():
             children.setdefault(row.parent, []).append(row)
         tops = [row for row in rows.values() if row.parent not in rows]
-        outputs = self._outputs(rows.values())
-        return [self._listed(row, depth, row.name.space in outputs) for row, depth in _tree(tops, children)]
+        return [self._listed(row, depth) for row, depth in _tree(tops, children)]
 
     def verify(self, progress: Callable[[int, int], None] | None) -> Verified:
         """See `Cache.verify`."""
@@ -99,13 +98,6 @@ class Report:
                 freed += sum(self._store.forget(row.name, tier) for tier in row.tiers)
         return freed
 
-    def _outputs(self, rows: Iterable[Row]) -> set[Key]:
-        """Which spaces hold logits. A space this process has not used yet is known by the header of one of its rows."""
-        for row in {row.name.space: row for row in rows}.values():
-            if row.name.space not in self._store.spaces:
-                self._fetcher.facts(row.name)
-        return {space.outputs.root for space in list(self._store.spaces.values())}
-
     def _rows(self, tier: str) -> int:
         return self._store.index.used(tier)[0]
 
@@ -117,7 +109,7 @@ class Report:
         except OSError:
             return self._store.index.used(tier.name)[1]
 
-    def _listed(self, row: Row, depth: int, is_output: bool) -> Listed:
+    def _listed(self, row: Row, depth: int) -> Listed:
         files = [self._store.tiers[tier] for tier in row.tiers if tier in self._store.tiers]
         return Listed(
             key=row.key.hex(),
@@ -134,7 +126,7 @@ class Report:
             status="saving" if self._store.tickets.is_pending(row.key) else "available",
             reason=row.reason,
             path=files[0].layout.path(row.name) if files else None,
-            holds="logits" if is_output else "kv",
+            holds="logits" if row.name.is_logits else "kv",
         )
 
 

@@ -76,6 +76,16 @@ class RowName(NamedTuple):
     start: int
     end: int
 
+    @classmethod
+    def of_logits(cls, space: Key, key: Key, end: int) -> RowName:
+        """What the logits after a prefix are called, in a space of outputs: the span is the token they follow."""
+        return cls(space, key, space, end - 1, end)
+
+    @property
+    def is_logits(self) -> bool:
+        """Whether the row holds logits: it follows nothing, though it does not start at 0."""
+        return self.start > 0 and self.parent == self.space
+
     @property
     def n_tokens(self) -> int:
         """Tokens of the span."""

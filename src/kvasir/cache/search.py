@@ -243,7 +243,7 @@ class Search:
             return True
         children = index.children(space.root, COMPARED)
         packed = pack(self._tokens)
-        return any(row.tokens is not None and packed.startswith(row.tokens) for row in children)
+        return any(row.start == 0 and row.tokens is not None and packed.startswith(row.tokens) for row in children)
 
 
 def _end(rows: list[Row]) -> int:

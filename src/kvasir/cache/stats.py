@@ -24,7 +24,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     hits_exact: int = 0  # everything asked for was there
     hits_resume: int = 0  # the row `parent_key` named
     hits_longest_prefix: int = 0
-    hits_logits: int = 0  # of these, prompts whose first token came from what the model had said after them
+    hits_logits: int = 0  # first tokens that came from stored logits
     misses: int = 0  # nothing to restore
     saves_cold: int = 0
     saves_continued: int = 0

@@ -53,6 +53,8 @@ class Context(Protocol):
     """A decoding context. Only `abort` may be called off the thread that owns it."""
 
     @property
+    def model(self) -> Any: ...
+    @property
     def memory(self) -> Any: ...  # a Memory; Any, because a compiled class states no protocol
     @property
     def n_ctx(self) -> int: ...

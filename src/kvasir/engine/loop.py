@@ -149,11 +149,19 @@ class Loop:
             n_live = self._continue(placement.takes, resident, n_live)
         self._occupy(resident)
         if reuse.leader is not None and is_stored is False:
-            seq.move(State.FOLLOW)
+            self._follow(seq, reuse)
             return
         origin = "parked"
         if placement.takes is None:
             n_live, origin = self._share(resident, source, n_live)
+        self._start_or_load(seq, n_live, origin, is_stored=is_stored)
+
+    def _follow(self, seq: Sequence, reuse: Reuse) -> None:
+        seq.n_awaited = reuse.n_expected
+        seq.move(State.FOLLOW)
+
+    def _start_or_load(self, seq: Sequence, n_live: int, origin: str, *, is_stored: bool | None) -> None:
+        """Let a sequence run with what is live of it, unless the cache has more, or may have."""
         if is_stored is False or self.warm is None:
             self._start(seq, n_live, origin)
             return
@@ -181,7 +189,7 @@ class Loop:
 
     def _share(self, resident: Resident, source: Resident | None, n_tokens: int) -> tuple[int, str]:
         """Give a slot the first tokens of a live one; return how many it got, and where from."""
-        if source is None or n_tokens == 0:
+        if source is None or n_tokens == 0 or source.editor is not None:  # what was edited stays where it is
             return 0, "cold"
         if not self.runner.share(source.slot, resident.slot, n_tokens):
             self.meter.counters.shares_refused += 1
@@ -196,11 +204,17 @@ class Loop:
         for seq in self.scheduler.those(State.FOLLOW):
             reuse = self.residents.reuse(seq)
             if reuse.leader is None:
-                n_tokens, source = self._share(self.residents.of(seq), reuse.source, reuse.n_tokens)
-                self.meter.counters.coalesced += n_tokens > 0
-                self._start(seq, n_tokens, source)
+                self._lead(seq, reuse)
         if self.warm is not None:
             self._load(self.warm)
+
+    def _lead(self, seq: Sequence, reuse: Reuse) -> None:
+        """Let a follower run with what its leader brought; where that is less than it was to be, the cache may help."""
+        is_stored = self._find_stored(seq, reuse) if reuse.n_tokens < seq.n_awaited else False
+        n_live = self.warm.begins_at(seq, reuse.n_tokens) if is_stored and self.warm is not None else reuse.n_tokens
+        n_tokens, origin = self._share(self.residents.of(seq), reuse.source, n_live)
+        self.meter.counters.coalesced += n_tokens > 0
+        self._start_or_load(seq, n_tokens, origin, is_stored=is_stored)
 
     def _load(self, warm: Warm) -> None:
         """Import rows that have been read, so many tokens for all together while streams run; the oldest go first."""
@@ -220,9 +234,10 @@ class Loop:
     def _say_first(self, seq: Sequence, logits: bytes) -> bool:
         """Send the first token of a prompt that has been computed before: it waits for no row. False: that was all."""
         seq.n_cached = seq.n_prompt  # nothing of it is computed, should it end with this token
-        now = self.clock()
-        self.scheduler.apply(self.runner.sample_stored(seq, logits), now=now)
-        self.meter.counters.first_tokens_stored += 1
+        self.scheduler.announce(seq, n_tokens=seq.n_prompt, source="stored")
+        outcome, now = self.runner.sample_stored(seq, logits), self.clock()
+        self.meter.counters.first_tokens_stored += any(token is not None for _, token, _, _ in outcome.ran)
+        self.scheduler.apply(outcome, now=now)
         self._send(now)
         return seq.state is State.LOADING
 
@@ -239,7 +254,7 @@ class Loop:
         seq.n_decoded = n_keep
         resident.give(resident.segments, n_keep)
         if follows:
-            seq.move(State.FOLLOW)
+            self._follow(seq, self.residents.reuse(seq))
         elif not found:
             self._start(seq, n_keep, "parked" if n_keep else "cold")
         return found
@@ -256,7 +271,8 @@ class Loop:
         counters.shared_live += source == "live"
         counters.shared_parked += source == "parked" and n_tokens > 0
         counters.restored += source == "stored" and n_tokens > 0
-        self.scheduler.announce(seq, source=source if n_tokens else "cold")
+        if seq.n_rows or not seq.n_generated:  # else it was, when it said its first token
+            self.scheduler.announce(seq, n_tokens=n_tokens, source=source if n_tokens else "cold")
 
     def _occupy(self, resident: Resident) -> None:
         self.residents.occupy(resident)

@@ -57,7 +57,10 @@ class Runner:
 
     def sample_stored(self, seq: Sequence, logits: bytes) -> Outcome:
         """Sample the token after a prompt from what an earlier run of it left. Decodes nothing."""
-        step: Step = self._context.sample_stored(seq.sampler, logits, seq.logprobs)
+        try:
+            step: Step = self._context.sample_stored(seq.sampler, logits, seq.logprobs)
+        except KvasirError as error:
+            return Outcome([], [(seq, error)])
         return Outcome([(seq, step.tokens[0], step.logprobs[0], step.errors[0])], [])
 
     def forget(self, slot: int) -> None:

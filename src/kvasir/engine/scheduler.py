@@ -193,11 +193,11 @@ class Scheduler:
             there, here = match.holder.tokens[match.n_tokens], seq.tokens[match.n_tokens]
             self._meter.diverged(Diverged(seq.id, seq.request.scope, match.n_tokens, there, here))
 
-    def announce(self, seq: Sequence, *, source: str) -> None:
+    def announce(self, seq: Sequence, *, n_tokens: int, source: str) -> None:
         """Tell that an admitted sequence is ready to run, and how much of it came from where."""
         assert seq.slot is not None
         assert seq.admitted_at is not None
-        self._meter.admitted(Admitted(seq.id, seq.slot, seq.n_decoded, source, seq.admitted_at - seq.queued_at))
+        self._meter.admitted(Admitted(seq.id, seq.slot, n_tokens, source, seq.admitted_at - seq.queued_at))
 
     def victim(self) -> Sequence | None:
         """Return whom to preempt: the youngest of the lowest priority; nobody if only one runs."""

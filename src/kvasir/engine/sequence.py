@@ -29,7 +29,7 @@ RUNNABLE = frozenset({State.PREFILL, State.DECODE})
 
 MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.PREFILL, State.FOLLOW, State.LOADING, State.DONE}),
-    State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.FOLLOW: frozenset({State.PREFILL, State.LOADING, State.WAITING, State.DONE}),  # LOADING: its leader is gone
     State.LOADING: frozenset({State.PREFILL, State.FOLLOW, State.WAITING, State.DONE}),  # FOLLOW: nothing was stored
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),  # back to WAITING: preempted
     State.DECODE: frozenset({State.PREFILL, State.WAITING, State.DONE}),  # back to PREFILL: its KV was lost
@@ -40,7 +40,7 @@ MOVES: dict[State, frozenset[State]] = {
 class Sequence:
     """One request on its way through the engine.
 
-    [0, n_cached)            shared or restored: in KV, never decoded by this sequence
+    [0, n_cached)            shared or restored: never decoded by this sequence, and in KV once it runs
     [n_cached, n_decoded)    decoded: in KV
     [n_decoded, n_tokens)    still to run
     [n_prompt, n_tokens)     generated. The last of them is sampled and sent, and in KV only once it was decoded
@@ -48,7 +48,8 @@ class Sequence:
 
     __slots__ = (
         "admitted_at", "came_at", "deadline", "edited", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs",
-        "n_cached", "n_decoded", "n_faults", "n_loaded", "n_preempted", "n_prompt", "n_rows", "n_skipped", "queued_at",
+        "n_awaited", "n_cached", "n_decoded", "n_faults", "n_loaded", "n_preempted", "n_prompt", "n_rows", "n_skipped",
+        "queued_at",
         "request", "sampler", "sink", "slot", "state", "stop_at", "tokens",
     )  # fmt: skip
 
@@ -62,6 +63,7 @@ class Sequence:
         self.slot: int | None = None
         self.tokens = list(request.tokens)
         self.n_prompt = len(self.tokens)
+        self.n_awaited = 0  # tokens that whoever it follows was to bring
         self.n_cached = 0
         self.n_decoded = 0
         self.n_loaded = 0  # cells of a restore that counts only once its last part is there

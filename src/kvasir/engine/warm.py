@@ -86,8 +86,9 @@ class Warm:
         self.rules = binding.rules
         self.block_tokens = binding.cache.block_tokens
         self._context = context
+        self._n_vocab = int(context.model.vocab.n_tokens)
         self._memory = memory
-        self._token_bytes = 0.0  # of the last row offered
+        self._token_bytes = 0.0  # of the last row that was copied out, for each of its tokens
         self._space_of = binding.space
         self._n_ctx_seq = context.n_ctx_seq
         self._spaces: dict[str | None, Space] = {}
@@ -137,8 +138,7 @@ class Warm:
 
     def _search(self, space: Space, seq: Sequence, n_live: int) -> Restore | None:
         parent = seq.request.parent_key
-        asks = not seq.n_generated and not seq.only_reads and seq.n_prompt >= self.rules.min_tokens
-        logits = self.cache.logits(space, seq.tokens) if asks else None
+        logits = self._stored_logits(space, seq)
         match = self.cache.longest(
             space,
             seq.tokens,
@@ -153,10 +153,18 @@ class Warm:
             return None
         return Restore(match, self.cache.read(match), 0, logits)
 
+    def _stored_logits(self, space: Space, seq: Sequence) -> bytes | None:
+        if seq.n_generated or seq.only_reads or seq.n_prompt < max(2, self.rules.min_tokens):
+            return None
+        logits = self.cache.logits(space, seq.tokens)
+        return logits if logits is not None and len(logits) == 4 * self._n_vocab else None
+
     def take_logits(self, seq: Sequence) -> bytes | None:
         """What the model says after this prompt, if a search found that; once."""
         restore = self._restores[seq.id]
         logits, restore.logits = restore.logits, None
+        if logits is not None:
+            self.cache.used_logits()
         return logits
 
     def begins_at(self, seq: Sequence, n_live: int) -> int:
@@ -337,17 +345,27 @@ class Warm:
 
     def prompt_ran(self, seq: Sequence, row: int) -> None:
         """Hold what the model says after a prompt whose last token was row `row` of the step just made."""
-        if seq.cacheable and seq.n_prompt >= max(self.rules.cold_min_tokens, 1):
-            self._saved_of(seq).logits = self._context.logits(row).tobytes()
+        least = max(2, self.rules.cold_min_tokens)
+        if not seq.cacheable or seq.n_prompt < least or self._worth_logits(seq) is False:
+            return
+        logits = self._context.logits(row)
+        if (logits == logits).all():  # no NaN: nobody could sample from that
+            self._saved_of(seq).logits = logits.tobytes()
 
     def _offer_logits(self, seq: Sequence, saved: Saved) -> None:
-        """Keep them where they cost little beside the prompt's KV, or where the prompt came for the second time."""
-        logits, saved.logits = saved.logits, None
-        if logits is None:
+        is_worth = self._worth_logits(seq) if saved.logits is not None else None
+        if is_worth is None:
             return
+        if is_worth and saved.logits is not None:
+            self.cache.offer_logits(saved.space, seq.tokens[: seq.n_prompt], saved.logits)
+        saved.logits = None
+
+    def _worth_logits(self, seq: Sequence) -> bool | None:
+        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown."""
         n_computed = seq.n_prompt - seq.n_cached
-        if n_computed == 1 or len(logits) * LOGITS_SHARE <= n_computed * self._token_bytes:
-            self.cache.offer_logits(saved.space, seq.tokens[: seq.n_prompt], logits)
+        if n_computed == 1:
+            return True
+        return 4 * self._n_vocab * LOGITS_SHARE <= n_computed * self._token_bytes if self._token_bytes else None
 
     def forget(self, seq: Sequence) -> None:
         """Forget what was noted of a sequence that has ended or was preempted."""
@@ -357,9 +375,8 @@ class Warm:
     def key_of(self, seq: Sequence) -> Key | None:
         """Name what a sequence that ends now leaves behind; None where it leaves nothing."""
         restore = self._restores.get(seq.id)
-        if restore is not None and seq.n_cached == seq.n_prompt:  # its first token was all: its rows are not here yet
-            return next((row.key for row in reversed(restore.match.rows) if row.end <= seq.n_prompt), None)
-        end = last_end(seq.n_decoded, 0, self.rules)
+        is_early = restore is not None and seq.n_cached == seq.n_prompt  # its first token came before its rows
+        end = last_end(seq.n_prompt if is_early else seq.n_decoded, 0, self.rules)
         return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.cacheable and end else None
 
     def computed(self, n_tokens: int, seconds: float) -> None:
@@ -434,4 +451,5 @@ def _pieces(restore: Restore, parts: list[Mapping[str, bytes]], part: str) -> li
 def _release(search: Future[Restore | None]) -> None:
     """Let the rows go that a search found for somebody who is gone."""
     if not search.cancelled() and search.exception() is None and (restore := search.result()) is not None:
+        restore.loading.stop()
         restore.match.release()

@@ -136,7 +136,7 @@ class Context:
     def sample_stored(self, sampler: Sampler, logits: bytes, logprobs: int | None = None) -> Step:
         """Sample one row from logits that an earlier step left; nothing is decoded."""
         self._check_open()
-        values = np.frombuffer(logits + bytes(-len(logits) % 4), dtype=np.float32)
+        values = np.frombuffer(logits if len(logits) % 4 == 0 else b"", dtype=np.float32)
         n_vocab = self.model._vocab.n_tokens
         if len(values) != n_vocab:
             raise BadOption(f"these bytes are {len(values)} logits, and the vocabulary has {n_vocab} tokens")

@@ -145,7 +145,7 @@ class ModelCache(CacheView):
         """
         begun = time.perf_counter()
         before = {row.key for row in self._cache.ls()}
-        done = self._model.generate(prompt, max_tokens=1, temperature=0, scope=scope)
+        done = self._model.read(prompt, scope=scope).result()
         n_tokens = done.usage.prompt_tokens
         if done.key is None:
             least = self._model._settings.min_tokens

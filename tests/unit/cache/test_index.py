@@ -43,6 +43,21 @@ def test_the_row_used_longest_ago_goes_first() -> None:
     assert [victim.name for victim in index.take_victims("disk", 500)] == [*rows[1:], rows[0]]
 
 
+def test_logits_go_with_the_kv_of_their_time() -> None:
+    """Whatever they weigh: bytes per token say nothing of them, and without KV they are of no use."""
+    for n_bytes in (100, 10_000, 1_000_000):
+        index, outputs = Index(), space().outputs
+        kv = [chain(1, seed)[0] for seed in range(4)]
+        logits = [RowName.of_logits(outputs.root, outputs.key([seed] * 40), 40) for seed in range(4)]
+        assert all(name.is_logits for name in logits)
+        assert not any(name.is_logits for name in kv)
+        for age, (row, said) in enumerate(zip(kv, logits, strict=True)):
+            index.add(row, "disk", 100, last_used=age * 60.0)
+            index.add(said, "disk", n_bytes, last_used=age * 60.0 + 30)
+        order = [victim.name for victim in index.take_victims("disk", 10**9)]
+        assert order == [name for pair in zip(kv, logits, strict=True) for name in pair]
+
+
 def test_leased_rows_stay_until_released() -> None:
     index, names = Index(), chain(4)
     fill(index, names)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvasir.cache import Cache, Key
+from kvasir.cache import Cache
 from kvasir.engine import Event, warm
+from kvasir.engine.events import Admitted, Ended, FirstToken
 from kvasir.errors import BadGrammar
 from kvasir.types import FinishReason, Sampling
 from tests.unit.engine.rig import Collected, Rig, prompt
@@ -84,13 +85,13 @@ def test_one_token_needs_no_kv(cache: Cache, path: str) -> None:
     assert sink.done.usage.cached_tokens == len(LONG)
     assert rig.context.n_rows_decoded == 0
     assert not any(row.leases for row in cache.ls())
-    # It leaves behind what was there, and says so: the next turn goes on from it.
-    assert sink.done.key is not None
-    assert cache.has(Key(sink.done.key))
+    # It leaves behind what was there, under the same name: the next turn goes on from it.
+    assert sink.done.key == said.done.key is not None
     turn = LONG + tuple(sink.tokens) + prompt(20, salt=8)
-    late = ask(rig_of(cache, path), turn, parent_key=sink.done.key)
+    late, free = (ask(rig_of(cache, path), turn, parent_key=key) for key in (sink.done.key, None))
     exact(rig, late, turn)
-    assert late.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+    assert late.done.usage.cached_tokens >= len(LONG) - 1
+    assert free.tokens == late.tokens
 
 
 @pytest.mark.usefixtures("kept")
@@ -243,3 +244,76 @@ def test_preempted_before_its_rows_came(cache: Cache, monkeypatch: pytest.Monkey
     assert rig.loop.meter.counters.preempted == rig.loop.meter.counters.first_tokens_stored == 1
     assert sink.done.usage.cached_tokens == len(LONG)
     rig.check_idle()
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("n_requests", [3, 7])
+def test_followers_of_one_that_needed_no_kv_find_their_own(cache: Cache, path: str, n_requests: int) -> None:
+    """Nobody computes what is stored because the one before it was content with one token."""
+    ask(rig_of(cache, path), LONG)
+    rig = rig_of(cache, path)
+    sinks = [rig.submit(LONG, max_tokens=1, stop_tokens=frozenset()) for _ in range(n_requests)]
+    longer = LONG + prompt(12, salt=8)
+    sinks.append(rig.submit(longer, max_tokens=1, stop_tokens=frozenset()))
+    rig.drain()
+    for sink, tokens in zip(sinks, [*[LONG] * n_requests, longer], strict=True):
+        exact(rig, sink, tokens, 1)
+        assert sink.done.usage.cached_tokens >= len(LONG) // BLOCK * BLOCK
+    assert rig.context.n_rows_decoded < 2 * BLOCK + len(longer) - len(LONG)
+    rig.check_idle()
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("max_tokens", [1, 6])
+def test_its_events_come_in_order(cache: Cache, max_tokens: int) -> None:
+    ask(rig_of(cache), LONG)
+    seen: list[Any] = []
+    rig = rig_of(cache, observe=seen.append)
+    ask(rig, LONG, max_tokens=max_tokens)
+    told: list[Any] = [event for event in seen if isinstance(event, Admitted | FirstToken | Ended)]
+    assert [type(event) for event in told] == [Admitted, FirstToken, Ended]
+    assert (told[0].source, told[0].n_reused) == ("stored", len(LONG))
+    assert told[2].n_cached == len(LONG)
+
+
+@pytest.mark.usefixtures("kept")
+def test_logits_of_another_vocabulary_are_no_logits(cache: Cache) -> None:
+    """A fingerprint that does not look at the whole file may lie."""
+    cache.offer_logits(space(None, 0), LONG, bytes(400))
+    ask(rig_of(cache), LONG)
+    rig, sink = again(cache)
+    rig.drain()
+    exact(rig, sink, LONG)
+    assert sink.done.usage.cached_tokens == len(LONG) - 1
+    assert cache.stats().hits_logits == 0
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_small_read_is_no_measure_of_a_tier(folder: Path) -> None:
+    """Opening a file takes most of the time of so short a read; the rows behind it may come much faster."""
+    with Cache.open(settings(folder)) as first:
+        ask(rig_of(first), LONG)
+    with Cache.open(settings(folder)) as second:
+        assert second.logits(space(None, 0), LONG) is not None
+        assert second.logits(space(None, 0), LONG[:-1]) is None
+        assert dict(second._store.cost.read_speeds()) == {}
+
+
+@pytest.mark.usefixtures("kept")
+def test_where_all_else_is_gone_they_are_of_no_use_and_not_counted(cache: Cache) -> None:
+    ask(rig_of(cache), LONG)
+    assert cache.flush(10)
+    for row in cache.ls()[::-1]:
+        if row.holds == "kv":
+            found = cache._store.index.get(bytes.fromhex(row.key))  # type: ignore[arg-type]
+            assert found is not None
+            for tier in found.tiers:
+                cache._store.forget(found.name, tier)
+    assert [row.holds for row in cache.ls()] == ["logits"]
+    rig, sink = again(cache)
+    rig.drain()
+    exact(rig, sink, LONG)
+    assert (
+        sink.done.usage.cached_tokens == cache.stats().hits_logits == rig.loop.meter.counters.first_tokens_stored == 0
+    )
