@@ -62,10 +62,16 @@ class Restore:
     """A stored prefix on its way into a slot."""
 
     match: Match
-    loading: Loading
-    n_done: int  # tokens in the slot already: shared live, or imported
+    loading: Loading | None  # None: nothing is read before the first token is said, which may be the last
+    n_done: int = 0  # tokens in the slot already: shared live, or imported
     logits: bytes | None = None  # what the model says after the whole prompt
     next_row: int = 0
+
+    def release(self) -> None:
+        """Let the rows go, and read no more of them."""
+        if self.loading is not None:
+            self.loading.stop()
+        self.match.release()
 
 
 class Piece(NamedTuple):
@@ -151,7 +157,7 @@ class Warm:
         if match.n_tokens < n_live + min(MIN_GAIN, max(1, self.rules.min_tokens)):
             match.release()
             return None
-        return Restore(match, self.cache.read(match), 0, logits)
+        return Restore(match, self.cache.read(match) if logits is None else None, logits=logits)
 
     def _stored_logits(self, space: Space, seq: Sequence) -> bytes | None:
         if seq.n_generated or seq.only_reads or seq.n_prompt < max(2, self.rules.min_tokens):
@@ -186,6 +192,8 @@ class Warm:
         Returns the tokens that are in the slot once nothing more will come, None while the restore goes on.
         """
         restore = self._restores[seq.id]
+        if restore.loading is None:
+            restore.loading = self.cache.read(restore.match)
         is_whole = restore.loading.ready()
         if not is_whole and self._kind != "plain":
             return None
@@ -215,8 +223,7 @@ class Warm:
             search.add_done_callback(_release)
         restore = self._restores.pop(seq.id, None)
         if restore is not None:
-            restore.loading.stop()
-            restore.match.release()
+            restore.release()
 
     def close(self) -> None:
         """Let the search thread end. What it looks for now is let go when it has it."""
@@ -451,5 +458,4 @@ def _pieces(restore: Restore, parts: list[Mapping[str, bytes]], part: str) -> li
 def _release(search: Future[Restore | None]) -> None:
     """Let the rows go that a search found for somebody who is gone."""
     if not search.cancelled() and search.exception() is None and (restore := search.result()) is not None:
-        restore.loading.stop()
-        restore.match.release()
+        restore.release()

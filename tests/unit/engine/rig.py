@@ -95,7 +95,8 @@ def await_rows(loop: Loop) -> None:
     assert loop.warm is not None
     wait(loop.warm._searches.values(), 30)
     for restore in loop.warm._restores.values():
-        restore.loading.result(30)
+        if restore.loading is not None:
+            restore.loading.result(30)
 
 
 class Rig:

@@ -85,6 +85,7 @@ def test_one_token_needs_no_kv(cache: Cache, path: str) -> None:
     assert sink.done.usage.cached_tokens == len(LONG)
     assert rig.context.n_rows_decoded == 0
     assert not any(row.leases for row in cache.ls())
+    assert cache.stats().tokens_restored == 0
     # It leaves behind what was there, under the same name: the next turn goes on from it.
     assert sink.done.key == said.done.key is not None
     turn = LONG + tuple(sink.tokens) + prompt(20, salt=8)
