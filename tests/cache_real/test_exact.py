@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kvasir import native
-from kvasir.engine import Event, warm
+from kvasir.engine import Event, offers
 from tests.cache_real.rig import BLOCK, EXACT, Place, alone
 from tests.engine_real.noise import check_bits
 from tests.engine_real.rig import Taken
@@ -44,7 +44,7 @@ def test_a_turn_later_in_another_engine(place: Place, path: Path, saved_in: str,
 
 def test_the_same_prompt_again(place: Place, kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without logits: restored to its last token but one, which runs for them; a window is not cut within a block."""
-    monkeypatch.setattr(warm, "LOGITS_SHARE", 1 << 30)
+    monkeypatch.setattr(offers, "LOGITS_SHARE", 1 << 30)
     with place.opened(path, **EXACT) as first:
         said = first.ask(LONG)
     with place.opened(path, **EXACT) as second:
@@ -57,7 +57,7 @@ def test_the_same_prompt_again_says_its_first_token_at_once(
     place: Place, kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is decoded, and to the last bit; what follows runs from rows. A state lies one token earlier."""
-    monkeypatch.setattr(warm, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(offers, "LOGITS_SHARE", 0)
     with place.opened(path, **EXACT) as first:
         said = first.ask(LONG)
     with place.opened(path, **EXACT) as second:

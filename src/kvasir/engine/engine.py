@@ -21,10 +21,11 @@ from kvasir.engine.core import Core
 from kvasir.engine.events import EngineStats
 from kvasir.engine.loop import Loop
 from kvasir.engine.mailbox import Call, Cancel, Submit
+from kvasir.engine.offers import Binding
 from kvasir.engine.request import Request, RequestId, Sink
 from kvasir.engine.sequence import Sequence
 from kvasir.engine.settings import EngineSettings, check_memory, default_threads, layout_of, sequence_limit
-from kvasir.engine.warm import Binding, Warm
+from kvasir.engine.warm import Warm
 from kvasir.errors import BadOption, EngineStopped, PromptTooLong, Unsupported
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from kvasir.engine.core import Context, Core
 from kvasir.engine.events import EngineStats, Meter, Pressure, Ticked
 from kvasir.engine.gate import Gate
 from kvasir.engine.mailbox import Call, Cancel, Letter, Mailbox, Outbox, Submit
+from kvasir.engine.offers import EXPORT_BLOCKS
 from kvasir.engine.queue import WaitingQueue
 from kvasir.engine.residents import Resident, Residents, Reuse
 from kvasir.engine.runner import Runner
@@ -24,7 +25,7 @@ from kvasir.engine.scheduler import Admission, Batch, Limits, Outcome, Scheduler
 from kvasir.engine.sequence import RUNNABLE, Sequence, State
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.strategies import strategy_of
-from kvasir.engine.warm import EXPORT_BLOCKS, IMPORT_TOKENS, Warm
+from kvasir.engine.warm import IMPORT_TOKENS, Warm
 from kvasir.errors import Closed, EngineStopped, KvasirError
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class Loop:
         self._n_cells = context.n_ctx
         self._layout = "unified" if context.kv_unified else "split"
         self.warm = warm
-        self.runner = Runner(core, context, clock=clock, prompt_ran=warm.prompt_ran if warm is not None else None)
+        prompt_ran = warm.offers.prompt_ran if warm is not None else None
+        self.runner = Runner(core, context, clock=clock, prompt_ran=prompt_ran)
         self.residents = Residents(settings.slots, whole_only=context.memory.kind in ("recurrent", "hybrid"))
         self._shares_cells = context.kv_unified
         limits = Limits(
@@ -77,7 +79,7 @@ class Loop:
             outbox=self.outbox,
             meter=self.meter,
             gate=self.gate,
-            **({"key_of": warm.key_of} if warm is not None else {}),
+            **({"key_of": warm.offers.key_of} if warm is not None else {}),
         )
 
     def tick(self) -> bool:
@@ -266,7 +268,7 @@ class Loop:
     def _start(self, seq: Sequence, n_tokens: int, source: str) -> None:
         seq.start(n_tokens)
         if self.warm is not None:
-            self.warm.started(seq)
+            self.warm.offers.started(seq)
         counters = self.meter.counters
         counters.shared_live += source == "live"
         counters.shared_parked += source == "parked" and n_tokens > 0
@@ -359,13 +361,13 @@ class Loop:
         most_blocks = EXPORT_BLOCKS if self._streams else None
         for seq, _ in batch:
             if seq.slot is not None and seq.state in RUNNABLE:
-                self.warm.offer(seq, most_blocks=most_blocks)
+                self.warm.offers.offer(seq, most_blocks=most_blocks)
 
     def _keep(self, seq: Sequence, reason: Reason) -> None:
         """Offer the cache all that is in memory of a sequence that leaves its slot."""
         if self.warm is not None:
             if seq.state is not State.LOADING:
-                self.warm.keep(seq, reason)
+                self.warm.offers.keep(seq, reason)
             self.warm.forget(seq)
 
     def _observe(self, batch: Batch, n_decodes: int, plan_s: float, native_s: float, apply_s: float) -> None:
@@ -373,7 +375,7 @@ class Loop:
         counters.retries = self.runner.n_retries
         n_prefills = sum(n_tokens for _, n_tokens in batch) - n_decodes
         if self.warm is not None and n_prefills >= MEASURED_ROWS and n_prefills > n_decodes:
-            self.warm.computed(n_prefills, native_s)
+            self.warm.offers.computed(n_prefills, native_s)
         self.meter.ticked(
             Ticked(
                 n=counters.ticks,

@@ -1,8 +1,7 @@
-"""Warm: the bridge between slots and blocks. Restores stored prefixes into slots, offers computed ones to the cache.
+"""Warm: the bridge between slots and blocks. Restores stored prefixes into slots; the way back is `offers.py`.
 
-The one file that knows both. Everything here runs on the engine thread between two decodes, so that memory may be
-copied; reading and writing of files happens in the cache's own threads, on bytes that are owned. A restore is exact or
-is given up: what cannot be brought back whole is computed.
+Rows are imported on the engine thread between two decodes, when memory may be written; searching and reading happen on
+threads beside it. A restore is exact or is given up: what cannot be brought back whole is computed.
 
     plain      a row is the KV of its tokens; any number of them can be appended
     window     the same, and besides the window part of the last rows
@@ -13,14 +12,15 @@ is given up: what cannot be brought back whole is computed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from kvasir.cache import Cache, Key, Loading, Match, Needs, Reason, SaveRules, Space, cold_end, continued_end, last_end
+from kvasir.cache import Key, Loading, Match, Needs, Space
 from kvasir.engine.core import Context
+from kvasir.engine.offers import Binding, Offers
 from kvasir.engine.sequence import Sequence
 from kvasir.errors import KvasirError
 
@@ -28,33 +28,11 @@ log = logging.getLogger(__name__)
 
 # Tokens imported in one tick beside running streams. Copying them takes a few milliseconds, less than a decode.
 IMPORT_TOKENS = 2048
-# Blocks exported in one tick beside running streams; the rest follow in the next ticks.
-EXPORT_BLOCKS = 4
 # How long an admission waits for a search: those that need no slow disk are over by then, and it is less than a decode.
 SEARCH_S = 0.005
 # A stored prefix must spare at least this many tokens more than what is live, or computing them is as quick; fewer only
 # where a model's `min_tokens` says that fewer are worth it.
 MIN_GAIN = 32
-# Logits are kept with a prompt where they add at most a thirty-second to what its computed tokens take.
-LOGITS_SHARE = 32
-
-
-class Binding(NamedTuple):
-    """A cache and how one model uses it: when to save, and the space of a scope, given the cells of one sequence."""
-
-    cache: Cache
-    rules: SaveRules
-    space: Callable[[str | None, int], Space]
-
-
-@dataclass(slots=True)
-class Saved:
-    """What of one sequence the cache has been offered."""
-
-    space: Space
-    n_offered: int = 0  # tokens, a whole number of blocks, that are offered or were restored
-    checkpoints: list[int] = field(default_factory=list)  # positions where a snapshot is to be taken
-    logits: bytes | None = None  # what the model said after the prompt, until it is decided whether to keep that
 
 
 @dataclass(slots=True)
@@ -84,22 +62,16 @@ class Piece(NamedTuple):
 
 
 class Warm:
-    """Restores and offers for one context."""
+    """Restores for one context, and its offers."""
 
     def __init__(self, binding: Binding, context: Context) -> None:
         memory = context.memory
         self.cache = binding.cache
         self.rules = binding.rules
         self.block_tokens = binding.cache.block_tokens
-        self._context = context
-        self._n_vocab = int(context.model.vocab.n_tokens)
+        self._n_logits_bytes = 4 * int(context.model.vocab.n_tokens)
         self._memory = memory
-        self._token_bytes = 0.0  # of the last row that was copied out, for each of its tokens
-        self._space_of = binding.space
-        self._n_ctx_seq = context.n_ctx_seq
-        self._spaces: dict[str | None, Space] = {}
         self._kind = str(memory.kind)
-        self._saved: dict[int, Saved] = {}
         self._restores: dict[int, Restore] = {}
         self._searches: dict[int, Future[Restore | None]] = {}
         self._searchers = ThreadPoolExecutor(2, "kvasir-search")
@@ -110,16 +82,15 @@ class Warm:
             state=self._kind in ("recurrent", "hybrid"),
             trim=self._kind == "plain",
         )
-
-    # Finding and restoring
+        self.offers = Offers(binding, context, self.needs)
 
     def find(self, seq: Sequence, *, n_live: int) -> bool | None:
         """Look for a stored prefix longer than what is live, and begin to read it; None while the search goes on.
 
         Searches on a thread of its own, for it looks at file systems; the engine waits `SEARCH_S` at most.
         """
-        saved = self._saved_of(seq)
-        self._searches[seq.id] = self._searchers.submit(self._search, saved.space, seq, n_live)
+        space = self.offers.space_of(seq)
+        self._searches[seq.id] = self._searchers.submit(self._search, space, seq, n_live)
         wait([self._searches[seq.id]], SEARCH_S)
         return self.found(seq)
 
@@ -163,7 +134,7 @@ class Warm:
         if seq.n_generated or seq.only_reads or seq.n_prompt < max(2, self.rules.min_tokens):
             return None
         logits = self.cache.logits(space, seq.tokens)
-        return logits if logits is not None and len(logits) == 4 * self._n_vocab else None
+        return logits if logits is not None and len(logits) == self._n_logits_bytes else None
 
     def take_logits(self, seq: Sequence) -> bytes | None:
         """What the model says after this prompt, if a search found that; once."""
@@ -212,7 +183,7 @@ class Warm:
         seq.n_decoded = restore.n_done
         if not done:
             return None
-        self._saved_of(seq).n_offered = restore.n_done - restore.n_done % self.block_tokens
+        self.offers.restored(seq, restore.n_done)
         self.drop(seq)
         return restore.n_done
 
@@ -224,6 +195,11 @@ class Warm:
         restore = self._restores.pop(seq.id, None)
         if restore is not None:
             restore.release()
+
+    def forget(self, seq: Sequence) -> None:
+        """Forget all about a sequence that has ended or was preempted."""
+        self.drop(seq)
+        self.offers.forget(seq)
 
     def close(self) -> None:
         """Let the search thread end. What it looks for now is let go when it has it."""
@@ -299,145 +275,6 @@ class Warm:
         """Empty the slot; the prompt runs from its first token."""
         self._memory.remove(seq.slot, 0, None)
         seq.n_loaded = restore.n_done = 0
-
-    # Offering
-
-    def started(self, seq: Sequence) -> None:
-        """Note where a sequence begins to run: snapshots are taken from there on."""
-        if seq.cacheable:
-            self._await_next(seq, self._saved_of(seq))
-
-    def offer(self, seq: Sequence, *, most_blocks: int | None) -> None:
-        """Offer the full blocks that a sequence has computed since it was last asked, as far as the rules want them."""
-        if not seq.cacheable:
-            return
-        saved = self._saved_of(seq)
-        if seq.n_decoded <= seq.n_prompt:
-            end, reason = min(cold_end(seq.n_prompt, self.rules), seq.n_decoded), Reason.COLD
-        else:
-            end = continued_end(seq.n_decoded, saved.n_offered, self.rules, block_tokens=self.block_tokens)
-            reason = Reason.CONTINUED
-        n_blocks = 0
-        while saved.n_offered + self.block_tokens <= end and (most_blocks is None or n_blocks < most_blocks):
-            self._offer_span(seq, saved, saved.n_offered, saved.n_offered + self.block_tokens, reason)
-            saved.n_offered += self.block_tokens
-            n_blocks += 1
-        self._snapshot(seq, saved)
-        self._offer_logits(seq, saved)
-
-    def keep(self, seq: Sequence, reason: Reason) -> Key | None:
-        """Offer all that is in memory of a sequence, to its last token; returns the key of it."""
-        saved = self._saved_of(seq)
-        end = last_end(seq.n_decoded, 0, self.rules)
-        if not (seq.cacheable and end):
-            return None
-        key: Key | None = None
-        for start in range(saved.n_offered, end, self.block_tokens):
-            key = self._offer_span(seq, saved, start, min(start + self.block_tokens, end), reason)
-        saved.n_offered = end - end % self.block_tokens
-        self._offer_logits(seq, saved)
-        return key if key is not None else saved.space.key(seq.tokens[:end])
-
-    def _snapshot(self, seq: Sequence, saved: Saved) -> None:
-        """Keep the state of a sequence that stands exactly where the rules want one."""
-        at = seq.n_decoded
-        if at in saved.checkpoints:
-            self._offer_span(seq, saved, (at - 1) // self.block_tokens * self.block_tokens, at, Reason.COLD)
-        self._await_next(seq, saved)
-
-    def _await_next(self, seq: Sequence, saved: Saved) -> None:
-        """Let a sequence run to its next checkpoint and no further."""
-        saved.checkpoints = [at for at in saved.checkpoints if at > seq.n_decoded]
-        seq.stop_at = saved.checkpoints[0] if saved.checkpoints else None
-
-    def prompt_ran(self, seq: Sequence, row: int) -> None:
-        """Hold what the model says after a prompt whose last token was row `row` of the step just made."""
-        least = max(2, self.rules.cold_min_tokens)
-        if not seq.cacheable or seq.n_prompt < least or self._worth_logits(seq) is False:
-            return
-        logits = self._context.logits(row)
-        if (logits == logits).all():  # no NaN: nobody could sample from that
-            self._saved_of(seq).logits = logits.tobytes()
-
-    def _offer_logits(self, seq: Sequence, saved: Saved) -> None:
-        is_worth = self._worth_logits(seq) if saved.logits is not None else None
-        if is_worth is None:
-            return
-        if is_worth and saved.logits is not None:
-            self.cache.offer_logits(saved.space, seq.tokens[: seq.n_prompt], saved.logits)
-        saved.logits = None
-
-    def _worth_logits(self, seq: Sequence) -> bool | None:
-        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown."""
-        n_computed = seq.n_prompt - seq.n_cached
-        if n_computed == 1:
-            return True
-        return 4 * self._n_vocab * LOGITS_SHARE <= n_computed * self._token_bytes if self._token_bytes else None
-
-    def forget(self, seq: Sequence) -> None:
-        """Forget what was noted of a sequence that has ended or was preempted."""
-        self.drop(seq)
-        self._saved.pop(seq.id, None)
-
-    def key_of(self, seq: Sequence) -> Key | None:
-        """Name what a sequence that ends now leaves behind; None where it leaves nothing."""
-        restore = self._restores.get(seq.id)
-        is_early = restore is not None and seq.n_cached == seq.n_prompt  # its first token came before its rows
-        end = last_end(seq.n_prompt if is_early else seq.n_decoded, 0, self.rules)
-        return self._saved_of(seq).space.key(seq.tokens[:end]) if seq.cacheable and end else None
-
-    def computed(self, n_tokens: int, seconds: float) -> None:
-        """Report what computing costs: one side of the question whether a restore is worth it."""
-        for space in self._spaces.values():
-            self.cache.computed(space, n_tokens, seconds)
-
-    def _offer_span(self, seq: Sequence, saved: Saved, start: int, end: int, reason: Reason) -> Key | None:
-        key = saved.space.key(seq.tokens[:end])
-        if self.cache.has(key):
-            return key
-        started = perf_counter_ns()
-        parts = self._export(seq, start, end)
-        self.cache.timed("export", perf_counter_ns() - started)
-        if parts is None:
-            return None
-        self._token_bytes = sum(map(len, parts.values())) / (end - start)
-        return self.cache.offer(saved.space, seq.tokens, start=start, end=end, parts=parts, reason=reason)
-
-    def _export(self, seq: Sequence, start: int, end: int) -> dict[str, bytes] | None:
-        """Copy a span out of memory; None where this memory has nothing there that could be restored."""
-        memory, slot, parts = self._memory, seq.slot, {}
-        try:
-            if self.needs.chain:
-                parts["base"] = memory.export_span(slot, start, end)
-            if self._kind == "window":
-                parts["window"] = memory.export_span(slot, start, end, "window")
-            if self.needs.state and end == seq.n_decoded:
-                parts["state"] = memory.state(slot, partial=self._kind == "hybrid")
-        except KvasirError as error:
-            log.debug("a span of %d tokens is not kept: %s", end - start, error)
-            return None
-        return parts or None
-
-    def _saved_of(self, seq: Sequence) -> Saved:
-        saved = self._saved.get(seq.id)
-        if saved is None:
-            scope = seq.request.scope
-            if scope not in self._spaces:
-                self._spaces[scope] = self._space_of(scope, self._n_ctx_seq)
-            saved = self._saved[seq.id] = Saved(self._spaces[scope])
-            if self.needs.state and seq.request.cache:
-                saved.checkpoints = self._checkpoints(seq)
-        return saved
-
-    def _checkpoints(self, seq: Sequence) -> list[int]:
-        """Where a next prompt may part from this one, and where this same prompt would go on.
-
-        A hybrid's block may be stored already, without a state, by a prompt that ran over its end: one token before it,
-        the snapshot is a row of its own.
-        """
-        parting = {cold_end(seq.n_prompt, self.rules), min(seq.request.checkpoint or 0, seq.n_prompt - 1)}
-        apart = {at - (self.needs.chain and at % self.block_tokens == 0) for at in parting}
-        return sorted(at for at in apart | {seq.n_prompt - 1} if at >= max(1, self.rules.min_tokens))
 
 
 def within(pieces: list[Piece], most: int | None) -> list[Piece]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.cache import Cache
-from kvasir.engine import Event, warm
+from kvasir.engine import Event, offers
 from kvasir.engine.events import Admitted, Ended, FirstToken
 from kvasir.errors import BadGrammar
 from kvasir.types import FinishReason, Sampling
@@ -33,7 +33,7 @@ def cache(folder: Path) -> Iterator[Cache]:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are kept with every prompt; beside the fake's KV, a few bytes a token, they never would be."""
-    monkeypatch.setattr(warm, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(offers, "LOGITS_SHARE", 0)
 
 
 def until_first(rig: Rig, sink: Collected) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.cache import Cache, CacheSettings, SaveRules
-from kvasir.engine import Binding, Failed, warm
+from kvasir.engine import Binding, Failed, offers
 from kvasir.errors import ContextFull, DeadlineExceeded, ModelError, QueueFull
 from kvasir.types import FinishReason
 from tests.unit.engine.rig import Collected, Rig, expected, prompt
@@ -76,7 +76,7 @@ def test_the_same_with_a_cache(options: dict[str, Any], script: list[tuple[str, 
         tempfile.TemporaryDirectory() as folder,
         Cache.open(CacheSettings(ram_bytes=ram_bytes, disk_dir=Path(folder), block_tokens=8)) as cache,
     ):
-        patch.setattr(warm, "LOGITS_SHARE", 0)
+        patch.setattr(offers, "LOGITS_SHARE", 0)
         rig = Rig(ubatch=options["batch"], cache=Binding(cache, rules, space), **options)
         run(rig, script)
         rig.loop.shut()
