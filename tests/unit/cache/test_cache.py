@@ -522,3 +522,88 @@ def test_four_models_save_in_parallel_under_one_cap_of_writers(tmp_path: Path) -
         for name in names:
             assert check(cache, cache.longest(space(name), PROMPT), PROMPT) == len(PROMPT)
         assert cache.stats().saves_cold == 24
+
+
+def test_a_read_that_nobody_waits_for_stops(tmp_path: Path) -> None:
+    with Cache.open(settings(tmp_path)) as first:
+        offer_all(first, PROMPT)
+    files = FaultyFiles()
+    with Cache.open(settings(tmp_path, ram_bytes=0, reader_threads=1), files=files) as cache:
+        with cache.longest(space(), PROMPT) as match:
+            assert len(match.rows) == 6
+            files.delay_s["open"], n_opened = 0.05, files.calls["open"]
+            loading = cache.read(match)
+            while not loading.n_ready:
+                time.sleep(0.001)
+            loading.stop()
+            n_read = len(loading.result(0))
+            assert 1 <= n_read < 6
+        assert cache._readers.flush(10)
+        assert files.calls["open"] - n_opened <= n_read + 1  # the one under way
+        assert cache.stats().tokens_restored == n_read * BLOCK
+        loading.stop()
+        assert len(loading.result(0)) == n_read
+
+
+# Logits
+
+
+def test_logits_are_found_by_exactly_their_prompt_and_by_other_processes(tmp_path: Path) -> None:
+    with Cache.open(settings(tmp_path)) as other, Cache.open(settings(tmp_path)) as cache:
+        cache.offer_logits(space(), PROMPT, b"said" * 100)
+        cache.offer_logits(space(), PROMPT, b"other" * 100)  # what is there stays
+        assert cache.logits(space(), PROMPT) == b"said" * 100
+        assert cache.stats().saves_cold == 1
+        cache.flush()
+        assert other.logits(space(), PROMPT) == b"said" * 100
+        assert other.stats().adopted == other.stats().promotions == 1
+        for tokens in (PROMPT[:-1], [*PROMPT, 1], [*PROMPT[:-1], 1]):
+            assert other.logits(space(), tokens) is None
+        assert other.logits(space("another"), PROMPT) is None
+
+
+def test_logits_are_no_kv(tmp_path: Path) -> None:
+    """Nor a sign of it: a search of the same prompt finds nothing, and does not say that somebody else has it."""
+    with Cache.open(settings(tmp_path)) as cache:
+        for n_tokens in (2, BLOCK, BLOCK + 1, len(PROMPT)):
+            cache.offer_logits(space(), PROMPT[:n_tokens], bytes(400))
+        with cache.longest(space(), PROMPT) as match:
+            assert (match.rows, match.why.why if match.why else None) == ([], Why.ABSENT)
+        offer_all(cache, PROMPT)
+        assert check(cache, cache.longest(space(), PROMPT), PROMPT) == len(PROMPT)
+        assert {row.holds for row in cache.ls()} == {"kv", "logits"}
+        cache.flush()
+        cache.clear(space())
+        assert cache.ls() == []
+
+
+@pytest.mark.parametrize("at", [3, 60, 160, -1])
+def test_logits_that_do_not_verify_are_removed(tmp_path: Path, at: int) -> None:
+    with Cache.open(settings(tmp_path)) as first:
+        first.offer_logits(space(), PROMPT, b"said" * 100)
+        first.offer_logits(space(), PROMPT[:-1], b"more" * 100)
+    spoiled, whole = sorted(row_files(tmp_path), key=lambda path: f"-{len(PROMPT)}.row" not in path.name)
+    data = bytearray(spoiled.read_bytes())
+    data[at] ^= 4
+    spoiled.write_bytes(data)
+    with Cache.open(settings(tmp_path, ram_bytes=0)) as cache:
+        assert cache.logits(space(), PROMPT) is None
+        assert cache.logits(space(), PROMPT[:-1]) == b"more" * 100
+        stats = cache.stats()
+        assert stats.corrupt_files + stats.swept == 1
+        assert row_files(tmp_path) == [whole]
+
+
+def test_logits_swapped_for_anothers_are_not_served(tmp_path: Path) -> None:
+    with Cache.open(settings(tmp_path)) as first:
+        first.offer_logits(space(), PROMPT, b"said" * 100)
+        first.offer_logits(space(), [*PROMPT[:-1], 1], b"more" * 100)
+    one, other = row_files(tmp_path)
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with Cache.open(settings(tmp_path)) as cache:
+        assert cache.logits(space(), PROMPT) is None
+        assert cache.logits(space(), [*PROMPT[:-1], 1]) is None
+        assert cache.stats().corrupt_files == 2
+        assert row_files(tmp_path) == []
