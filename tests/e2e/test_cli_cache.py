@@ -50,6 +50,7 @@ def test_the_same_prompt_in_a_second_process_is_a_disk_hit(
     stats = cache(environ, "stats")
     assert (stats["hits_exact"], stats["misses"], stats["misses_by_reason"]) == (1, 1, {"absent": 1})
     assert stats["promotions"] > 0
+    assert stats["prefill_saved_s"] > 0  # the second process has computed nothing, and knows what it would have cost
     assert stats["bytes_disk"] == sum(path.stat().st_size for path in tmp_path.rglob("*.row"))
     rows = cache(environ, "ls")
     assert first["key"] in {row["key"] for row in rows}

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.cache import CacheStats, TierStats
+from kvasir.cache import CacheSettings, CacheStats, Reason, Space, TierStats
 from kvasir.cache.owner import me
 from kvasir.service import history
-from kvasir.service.history import History, plus
+from kvasir.service.cache_view import OpenCache
+from kvasir.service.history import MOST_SPEEDS, Counted, History, _joined, plus
 
 RAM = {"ram": TierStats(rows=2, bytes=100, quota=1000)}
 ONE = CacheStats(hits_exact=1, misses=2, misses_by_reason={"absent": 2}, prefill_saved_s=1.5, tiers=RAM, bytes_ram=100)
@@ -147,3 +148,32 @@ def test_memory_is_added_and_shared_files_are_not() -> None:
     assert both.tiers["ram"] == TierStats(rows=4, bytes=200, quota=2000)
     assert both.tiers["disk"].bytes == both.bytes_disk == 700
     assert both.bytes_ram == 200
+
+
+def test_speeds_are_remembered_the_latest_first() -> None:
+    one = Counted(speeds={f"{n:064x}": 1.0 for n in range(MOST_SPEEDS)})
+    both = _joined(one, Counted(speeds={f"{0:064x}": 2.0, "ff" * 32: 3.0}))
+    assert len(both.speeds) == MOST_SPEEDS
+    assert both.speeds["ff" * 32] == 3.0
+    assert both.speeds[f"{0:064x}"] == 2.0
+    assert f"{1:064x}" not in both.speeds
+
+
+def test_a_later_process_knows_what_computing_costs(tmp_path: Path) -> None:
+    """So it can tell what a restore spared, though it has computed nothing itself."""
+    settings = CacheSettings(disk_dir=tmp_path, ram_bytes=1 << 20, block_tokens=16)
+    space = Space(bytes(32), 1, 1, bytes(32))
+    tokens = list(range(40))
+    with OpenCache.open(settings) as first:
+        first.cache.offer(space, tokens, start=0, end=16, parts={"base": b"kv"}, reason=Reason.COLD)
+        first.cache.computed(space, 1000, 2.0)
+    with OpenCache.open(settings) as second:
+        assert second.cache.prefill_speeds() == {space.root.hex(): 500.0}
+        with second.cache.longest(space, tokens) as match:
+            second.cache.read(match).result(10)
+        second.cache.spared(space, 10)
+        assert second.cache.stats().prefill_saved_s == pytest.approx(16 / 500 + 10 / 500)
+    total = tmp_path / "stats" / "total.json"
+    total.write_text(total.read_text().replace(space.root.hex(), "no key"))
+    with OpenCache.open(settings) as third:
+        assert third.cache.prefill_speeds() == {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, Self
 
 from kvasir.cache.cost import Piece
@@ -183,6 +184,20 @@ class Cache:
     def computed(self, space: Space, n_tokens: int, seconds: float) -> None:
         """Report how long a prefill took: one side of the cost model."""
         self._store.cost.computed(space.root, n_tokens, seconds)
+
+    def spared(self, space: Space, n_tokens: int) -> None:
+        """Report a prompt that needed neither a prefill nor a restore."""
+        self._store.counters.saved(self._store.cost.compute_s(space.root, n_tokens) or 0.0)
+
+    def expect(self, speeds: Mapping[str, float]) -> None:
+        """Take over what an earlier process measured: tokens per second, by the root key of a space."""
+        for root, speed in speeds.items():
+            with suppress(ValueError):  # no key
+                self._store.cost.expect(Key(bytes.fromhex(root)), speed)
+
+    def prefill_speeds(self) -> dict[str, float]:
+        """Tokens per second of a prefill, by the root key of a space: for a later process to `expect`."""
+        return {root.hex(): speed for root, speed in self._store.cost.prefill_speeds().items()}
 
     def timed(self, what: Literal["export", "import"], ns: int) -> None:
         """Report time the engine spent copying rows out of or into a context."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvasir.cache.key import Key
+
+Name = TypeVar("Name", bound=Hashable)
 
 # How much a new measurement counts; recent ones decide, one outlier does not.
 WEIGHT = 0.3
@@ -33,8 +35,8 @@ class CostModel:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._read: dict[Hashable, tuple[float, float]] = {}
-        self._prefill: dict[Hashable, tuple[float, float]] = {}
+        self._read: dict[str, tuple[float, float]] = {}
+        self._prefill: dict[Key, tuple[float, float]] = {}
 
     def read(self, tier: str, n_bytes: int, seconds: float) -> None:
         """A tier delivered so many bytes in so long."""
@@ -46,6 +48,16 @@ class CostModel:
         if n_tokens > 0 and seconds > 0:
             self._learn(self._prefill, space, n_tokens / seconds)
 
+    def expect(self, space: Key, speed: float) -> None:
+        """Take over a prefill speed, in tokens per second, that an earlier process measured."""
+        if speed > 0:
+            self._learn(self._prefill, space, speed)
+
+    def prefill_speeds(self) -> dict[Key, float]:
+        """Tokens per second of each space, measured or expected."""
+        with self._lock:
+            return {space: speed for space, (speed, _) in self._prefill.items()}
+
     def compute_s(self, space: Key, n_tokens: int) -> float | None:
         """How long a prefill would take; None while unmeasured."""
         with self._lock:
@@ -56,7 +68,7 @@ class CostModel:
         """Bytes per second of each tier measured recently."""
         with self._lock:
             fresh = self._clock() - STALE_S
-            return {str(tier): speed for tier, (speed, at) in self._read.items() if at >= fresh}
+            return {tier: speed for tier, (speed, at) in self._read.items() if at >= fresh}
 
     def worth_reading(self, space: Key, pieces: Sequence[Piece]) -> int:
         """How many of the pieces, from the first on, are restored faster than computed."""
@@ -73,7 +85,7 @@ class CostModel:
                 best = at
         return best
 
-    def _learn(self, figures: dict[Hashable, tuple[float, float]], name: Hashable, speed: float) -> None:
+    def _learn(self, figures: dict[Name, tuple[float, float]], name: Name, speed: float) -> None:
         with self._lock:
             old, at = figures.get(name, (0.0, 0.0))
             now = self._clock()

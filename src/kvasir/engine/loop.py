@@ -241,6 +241,8 @@ class Loop:
         self.meter.counters.first_tokens_stored += any(token is not None for _, token, _, _ in outcome.ran)
         self.scheduler.apply(outcome, now=now)
         self._send(now)
+        if seq.state is not State.LOADING and self.warm is not None:
+            self.warm.spared(seq)
         return seq.state is State.LOADING
 
     def _searched(self, seq: Sequence, warm: Warm) -> bool:

@@ -144,6 +144,10 @@ class Warm:
             self.cache.used_logits()
         return logits
 
+    def spared(self, seq: Sequence) -> None:
+        """Report that a sequence ended with its first token: what it spared is no less than with its rows."""
+        self.cache.spared(self.offers.space_of(seq), seq.n_prompt)
+
     def begins_at(self, seq: Sequence, n_live: int) -> int:
         """Say how much of a live prefix can stand under the rows that follow: whole rows only, and plain KV only."""
         restore = self._restores[seq.id]

@@ -49,7 +49,10 @@ class OpenCache:
         """Open a cache; its counters are kept beside the disk tier, if there is one."""
         has_disk = settings.disk_dir is not None and settings.disk_bytes > 0
         history = History(settings.disk_dir) if has_disk and settings.disk_dir is not None else None
-        return cls(Cache.open(settings), history, record=record)
+        cache = Cache.open(settings)
+        if record and history is not None:
+            cache.expect(history.others().speeds)
+        return cls(cache, history, record=record)
 
     def close(self) -> None:
         """Save what only memory has, then add up what was counted. Idempotent."""
@@ -62,7 +65,7 @@ class OpenCache:
         if is_first and self._records and self.history is not None:
             stats = self.cache.stats()
             hits = {row.key: row.hits for row in self.cache.ls() if row.hits} if stats.hits else {}
-            self.history.end(stats, hits)
+            self.history.end(stats, hits, self.cache.prefill_speeds())
             self.cache.close(drain_s=0)  # asking for its bytes opened the shared count again
 
     def __enter__(self) -> Self:
@@ -74,7 +77,7 @@ class OpenCache:
     def _note(self) -> None:
         assert self.history is not None
         while not self._stop.wait(NOTE_S):
-            self.history.note(self.cache.stats())
+            self.history.note(self.cache.stats(), self.cache.prefill_speeds())
 
 
 class CacheView:

@@ -26,6 +26,8 @@ from kvasir.cache.tiers import RAM
 TOTAL = "total.json"
 # Rows whose hits are remembered, latest first to stay: 300 kB of names at most.
 MOST_HITS = 4096
+# Models whose prefill speed is remembered, latest first to stay.
+MOST_SPEEDS = 256
 # A process of another host cannot be looked up; one that has noted nothing for so long is taken for ended.
 SILENT_S = 3600.0
 # Adding up takes milliseconds; whoever cannot get the lock in this time leaves it to the next.
@@ -37,10 +39,12 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
     stats: CacheStats = msgspec.field(default_factory=CacheStats)
     hits: dict[str, int] = {}  # by row key
+    speeds: dict[str, float] = {}  # tokens per second of a prefill, by the root key of a space
     folded: tuple[str, ...] = ()
 
 
 NOTHING = Counted()
+NO_SPEEDS: Mapping[str, float] = {}
 
 
 class History:
@@ -50,15 +54,15 @@ class History:
         self._folder = folder / "stats"
         self._own = f"{me()}-{secrets.token_hex(4)}.json"
 
-    def note(self, stats: CacheStats) -> None:
+    def note(self, stats: CacheStats, speeds: Mapping[str, float] = NO_SPEEDS) -> None:
         """Write down what was counted until now, for other processes to see."""
         with suppress(OSError):
-            self._write(self._own, Counted(stats=stats))
+            self._write(self._own, Counted(stats=stats, speeds=dict(speeds)))
 
-    def end(self, stats: CacheStats, hits: Mapping[str, int]) -> None:
+    def end(self, stats: CacheStats, hits: Mapping[str, int], speeds: Mapping[str, float] = NO_SPEEDS) -> None:
         """Add to the sum what this process counted, and what killed ones had noted."""
         with suppress(OSError):
-            self._write(self._own, Counted(stats=_without_tiers(stats), hits=dict(hits)))
+            self._write(self._own, Counted(stats=_without_tiers(stats), hits=dict(hits), speeds=dict(speeds)))
             with self._locked() as is_ours:
                 if is_ours:
                     self._fold()
@@ -148,10 +152,12 @@ def _sum(one: Any, other: Any) -> Any:
 def _joined(total: Counted, one: Counted) -> Counted:
     # What was hit last goes to the end, and stays when there are too many.
     hits = {key: n for key, n in total.hits.items() if key not in one.hits} | _added(total.hits, one.hits)
+    speeds = {root: speed for root, speed in total.speeds.items() if root not in one.speeds} | one.speeds
     return msgspec.structs.replace(
         total,
         stats=plus(total.stats, one.stats),
         hits=dict(list(hits.items())[-MOST_HITS:]),
+        speeds=dict(list(speeds.items())[-MOST_SPEEDS:]),
     )
 
 
