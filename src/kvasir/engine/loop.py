@@ -250,15 +250,15 @@ class Loop:
         found = warm.found(seq)
         if found is None:
             return False
-        resident = self.residents.of(seq)
-        follows = not found and self.residents.reuse(seq).leader is not None
+        resident, reuse = self.residents.of(seq), self.residents.reuse(seq)
+        follows = not found and reuse.n_expected > seq.n_decoded  # or takes what came to be live meanwhile
         n_keep = warm.begins_at(seq, seq.n_decoded) if found else 0 if follows else seq.n_decoded
         if n_keep < seq.n_decoded and not self.runner.trim(resident.slot, n_keep):
             n_keep = warm.begins_at(seq, 0) if found else 0
         seq.n_decoded = n_keep
         resident.give(resident.segments, n_keep)
         if follows:
-            self._follow(seq, self.residents.reuse(seq))
+            self._follow(seq, reuse)
         elif not found:
             self._start(seq, n_keep, "parked" if n_keep else "cold")
         return found

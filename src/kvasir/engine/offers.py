@@ -39,6 +39,7 @@ class Saved:
 
     space: Space
     n_offered: int = 0  # tokens, a whole number of blocks, that are offered or were restored
+    n_restored: int = 0  # tokens that came from the cache
     checkpoints: list[int] = field(default_factory=list)  # positions where a snapshot is to be taken
     logits: bytes | None = None  # what the model said after the prompt, until it is decided whether to keep that
 
@@ -67,7 +68,9 @@ class Offers:
 
     def restored(self, seq: Sequence, n_tokens: int) -> None:
         """Note that the first tokens of a sequence came from the cache: they need no offer."""
-        self._saved_of(seq).n_offered = n_tokens - n_tokens % self._block_tokens
+        saved = self._saved_of(seq)
+        saved.n_restored = n_tokens
+        saved.n_offered = n_tokens - n_tokens % self._block_tokens
 
     def forget(self, seq: Sequence) -> None:
         """Forget what was noted of a sequence that has ended or was preempted."""
@@ -139,11 +142,14 @@ class Offers:
         saved.logits = None
 
     def _worth_logits(self, seq: Sequence) -> bool | None:
-        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown."""
-        n_computed = seq.n_prompt - seq.n_cached
-        if n_computed == 1:
+        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown.
+
+        That is one of which the cache had all but the last token. What was live may just have been read in advance.
+        """
+        if self._saved_of(seq).n_restored == seq.n_prompt - 1:
             return True
-        return self._n_logits_bytes * LOGITS_SHARE <= n_computed * self._token_bytes if self._token_bytes else None
+        n_bytes = (seq.n_prompt - seq.n_cached) * self._token_bytes
+        return self._n_logits_bytes * LOGITS_SHARE <= n_bytes if self._token_bytes else None
 
     def key_of(self, seq: Sequence) -> Key | None:
         """Name what a sequence that ends now leaves behind; None where it leaves nothing."""

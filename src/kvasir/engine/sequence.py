@@ -49,8 +49,7 @@ class Sequence:
     __slots__ = (
         "admitted_at", "came_at", "deadline", "edited", "ended_at", "first_token_at", "id", "keeps_kv", "logprobs",
         "n_awaited", "n_cached", "n_decoded", "n_faults", "n_loaded", "n_preempted", "n_prompt", "n_rows", "n_skipped",
-        "queued_at",
-        "request", "sampler", "sink", "slot", "state", "stop_at", "tokens",
+        "queued_at", "request", "sampler", "sink", "slot", "state", "stop_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: RequestId, request: Request, sink: Sink, *, now: float) -> None:

@@ -185,6 +185,13 @@ def test_they_are_kept_where_they_are_small_or_wanted_again(cache: Cache) -> Non
     assert third.tokens == second.tokens
 
 
+def test_a_prompt_that_was_read_in_advance_came_only_once(cache: Cache) -> None:
+    rig = rig_of(cache)
+    ask(rig, LONG[:-1], max_tokens=0, sampler=None)
+    assert ask(rig, LONG).done.usage.cached_tokens == len(LONG) - 1
+    assert not cache.has(OUTPUTS.key(LONG))
+
+
 @pytest.mark.usefixtures("kept")
 def test_a_prompt_that_is_only_read_keeps_them_and_takes_none(cache: Cache) -> None:
     ask(rig_of(cache), LONG, max_tokens=0)

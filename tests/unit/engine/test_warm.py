@@ -496,6 +496,23 @@ def test_a_slow_search_for_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch
     assert sinks[1].done.usage.cached_tokens == 120
 
 
+def test_what_came_to_be_live_during_a_slow_search_is_shared(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever computed the same is no leader any more, but has it all."""
+    rig = rig_of(cache)
+    first = rig.submit(LONG + prompt(5, salt=60), max_tokens=60, stop_tokens=frozenset())
+    rig.tick()
+    slow = SlowSearch(cache, monkeypatch)
+    late = rig.submit(LONG + prompt(5, salt=61), max_tokens=3, stop_tokens=frozenset())
+    while not first.tokens:
+        rig.tick()
+    assert rig.sequence(first).state is State.DECODE
+    assert rig.sequence(late).state is State.LOADING
+    slow.go.set()
+    rig.drain()
+    exact(rig, late, LONG + prompt(5, salt=61), 3)
+    assert late.done.usage.cached_tokens >= len(LONG)
+
+
 def test_a_cancel_during_a_slow_search_holds_no_row(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(rig_of(cache), LONG)
     rig = rig_of(cache)
