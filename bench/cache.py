@@ -268,12 +268,12 @@ def no_hits(setup: Setup, arguments: argparse.Namespace) -> Part:
 
     found = harness.alternate({"cache off": lambda number: run(number, None), "cache on": cache_on}, rounds=rounds)
     rows = {side: harness.medians(each) for side, each in found.items()}
-    off, on = rows["cache off"], rows["cache on"]
+    off, on = found["cache off"], found["cache on"]
     verdicts = [
-        Verdict("throughput, on / off", on["tokens/s"] / off["tokens/s"], 0.95),
+        Verdict("throughput, on / off", harness.ratio(on, off, "tokens/s"), 0.95),
         # 1 / 1.25: a ratio above 1 means that the cache is no slower, here as everywhere.
-        Verdict("p99 tick, off / on", off["tick p99 ms"] / on["tick p99 ms"], 0.8),
-        Verdict("p99 tick that only decodes, off / on", off["decode tick p99 ms"] / on["decode tick p99 ms"], 0.8),
+        Verdict("p99 tick, off / on", harness.ratio(off, on, "tick p99 ms"), 0.8),
+        Verdict("p99 tick that only decodes, off / on", harness.ratio(off, on, "decode tick p99 ms"), 0.8),
     ]
     title = f"{n_streams} streams of {n_prompt} tokens, {n_out} out"
     return Part("A cache without hits", Section(title, rows, verdicts, found), rounds=rounds, slots=n_streams)

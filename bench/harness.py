@@ -212,6 +212,11 @@ def medians(rounds: Sequence[Figures]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
+def ratio(ones: Sequence[Figures], others: Sequence[Figures], name: str) -> float:
+    """One side's figure over the other's, the median of the rounds: what slowed a whole round cancels out."""
+    return statistics.median(one[name] / other[name] for one, other in zip(ones, others, strict=True))
+
+
 def percentile(values: Iterable[float], part: float) -> float:
     """The smallest value that `part` of all values do not exceed; 0 of no values."""
     ordered = sorted(values)
