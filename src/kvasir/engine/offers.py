@@ -39,7 +39,7 @@ class Saved:
 
     space: Space
     n_offered: int = 0  # tokens, a whole number of blocks, that are offered or were restored
-    n_restored: int = 0  # tokens that came from the cache
+    is_known: bool = False  # whether the cache had all of the prompt, if not always in a form to restore
     checkpoints: list[int] = field(default_factory=list)  # positions where a snapshot is to be taken
     logits: bytes | None = None  # what the model said after the prompt, until it is decided whether to keep that
 
@@ -66,10 +66,10 @@ class Offers:
         """The space of a sequence's rows."""
         return self._saved_of(seq).space
 
-    def restored(self, seq: Sequence, n_tokens: int) -> None:
+    def restored(self, seq: Sequence, n_tokens: int, *, is_known: bool) -> None:
         """Note that the first tokens of a sequence came from the cache: they need no offer."""
         saved = self._saved_of(seq)
-        saved.n_restored = n_tokens
+        saved.is_known = is_known
         saved.n_offered = n_tokens - n_tokens % self._block_tokens
 
     def forget(self, seq: Sequence) -> None:
@@ -129,7 +129,11 @@ class Offers:
         least = max(2, self._rules.cold_min_tokens)
         if not seq.cacheable or seq.n_prompt < least or self._worth_logits(seq) is False:
             return
-        logits = self._context.logits(row)
+        try:
+            logits = self._context.logits(row)
+        except KvasirError as error:  # costs a first token some day, and no answer now
+            log.warning("the logits after a prompt could not be kept: %s", error)
+            return
         if (logits == logits).all():  # no NaN: nobody could sample from that
             self._saved_of(seq).logits = logits.tobytes()
 
@@ -142,11 +146,8 @@ class Offers:
         saved.logits = None
 
     def _worth_logits(self, seq: Sequence) -> bool | None:
-        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown.
-
-        That is one of which the cache had all but the last token. What was live may just have been read in advance.
-        """
-        if self._saved_of(seq).n_restored == seq.n_prompt - 1:
+        """Whether they cost little beside the prompt's KV, or the prompt came a second time; None while unknown."""
+        if self._saved_of(seq).is_known:
             return True
         n_bytes = (seq.n_prompt - seq.n_cached) * self._token_bytes
         return self._n_logits_bytes * LOGITS_SHARE <= n_bytes if self._token_bytes else None

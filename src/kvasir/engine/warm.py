@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from kvasir.cache import Key, Loading, Match, Needs, Space
+from kvasir.cache import Key, Loading, Match, Needs, Space, Why
 from kvasir.engine.core import Context
 from kvasir.engine.offers import Binding, Offers
 from kvasir.engine.sequence import Sequence
@@ -44,6 +44,11 @@ class Restore:
     n_done: int = 0  # tokens in the slot already: shared live, or imported
     logits: bytes | None = None  # what the model says after the whole prompt
     next_row: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all of the prompt was stored: found, or the beginning of a row that goes on behind it."""
+        return self.match.why is None or self.match.why.why is Why.TOO_SHORT
 
     def release(self) -> None:
         """Let the rows go, and read no more of them."""
@@ -187,7 +192,7 @@ class Warm:
         seq.n_decoded = restore.n_done
         if not done:
             return None
-        self.offers.restored(seq, restore.n_done)
+        self.offers.restored(seq, restore.n_done, is_known=restore.is_known)
         self.drop(seq)
         return restore.n_done
 

@@ -174,14 +174,18 @@ def test_a_cancel_between_first_token_and_rows(cache: Cache, monkeypatch: pytest
     rig.check_idle()
 
 
-def test_they_are_kept_where_they_are_small_or_wanted_again(cache: Cache) -> None:
-    ask(rig_of(cache), LONG)
+@pytest.mark.parametrize("path", KINDS)
+def test_they_are_kept_where_they_are_small_or_wanted_again(cache: Cache, path: str) -> None:
+    ask(rig_of(cache, path), LONG)
     assert not cache.has(OUTPUTS.key(LONG))  # 1 KB beside a few bytes a token
-    second = ask(rig_of(cache), LONG)
-    assert second.done.usage.cached_tokens == len(LONG) - 1
+    ask(rig_of(cache, path), LONG[:-5] + prompt(5, salt=9))
+    assert not cache.has(OUTPUTS.key(LONG[:-5] + prompt(5, salt=9)))  # another end came once, though most was found
+    second = ask(rig_of(cache, path), LONG)
+    assert second.done.usage.cached_tokens >= (len(LONG) - 1) // BLOCK * BLOCK
+    assert cache.stats().hits_logits == 0
     assert cache.has(OUTPUTS.key(LONG))  # what came twice may come again
-    third = ask(rig_of(cache), LONG)
-    assert third.done.usage.cached_tokens == len(LONG)
+    third = ask(rig_of(cache, path), LONG)
+    assert cache.stats().hits_logits == 1
     assert third.tokens == second.tokens
 
 
