@@ -10,7 +10,7 @@ import pytest
 from kvasir.engine.warm import IMPORT_TOKENS
 from tests.cache_real.rig import Place
 from tests.models import write_model
-from tests.unit.engine.rig import await_rows, prompt
+from tests.unit.engine.rig import imported_per_tick, prompt
 
 N_TOKENS = 30_000
 CONTEXT = 1 << 15
@@ -35,19 +35,12 @@ def test_a_stream_goes_on_while_a_long_prefix_is_imported(long_path: Path, place
     with place.opened(long_path, **options) as first:
         wanted = first.ask(tokens)
     with place.opened(long_path, **options) as second:
-        rig, warm = second.rig, second.rig.loop.warm
-        assert warm is not None
+        rig = second.rig
         stream = rig.submit(prompt(20, salt=5), max_tokens=2000, cache=False)
         while not stream.tokens:
             rig.tick()
         late = rig.submit(tokens, max_tokens=6)
-        imported = []
-        while not late.ends:
-            await_rows(rig.loop)
-            before, n_said = warm.n_imported, len(stream.tokens)
-            rig.tick()
-            imported.append(warm.n_imported - before)
-            assert len(stream.tokens) == n_said + 1
+        imported = imported_per_tick(rig, stream, [late])
     assert max(imported) <= IMPORT_TOKENS
     assert sum(imported) >= N_TOKENS // 256 * 256
     assert sum(n > 0 for n in imported) >= N_TOKENS // IMPORT_TOKENS

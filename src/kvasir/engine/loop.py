@@ -224,8 +224,11 @@ class Loop:
         for seq in self.scheduler.those(State.LOADING):
             if warm.is_searching(seq) and not self._searched(seq, warm):
                 continue
-            if (logits := warm.take_logits(seq)) is not None and not self._say_first(seq, logits):
-                continue
+            if (logits := warm.take_logits(seq)) is not None:
+                self._say_first(seq, logits)
+                if seq.state is not State.LOADING:  # that was all it was asked for
+                    warm.spared(seq)
+                    continue
             n_left = None if n_most is None else n_most - warm.n_imported
             if n_left is not None and n_left < min(warm.block_tokens, IMPORT_TOKENS):
                 continue  # not even a row: the next tick's
@@ -233,17 +236,14 @@ class Loop:
             if restored is not None:
                 self._start(seq, restored, "stored")
 
-    def _say_first(self, seq: Sequence, logits: bytes) -> bool:
-        """Send the first token of a prompt that has been computed before: it waits for no row. False: that was all."""
+    def _say_first(self, seq: Sequence, logits: bytes) -> None:
+        """Send the first token of a prompt that has been computed before: it waits for no row."""
         seq.n_cached = seq.n_prompt  # nothing of it is computed, should it end with this token
         self.scheduler.announce(seq, n_tokens=seq.n_prompt, source="stored")
         outcome, now = self.runner.sample_stored(seq, logits), self.clock()
         self.meter.counters.first_tokens_stored += any(token is not None for _, token, _, _ in outcome.ran)
         self.scheduler.apply(outcome, now=now)
         self._send(now)
-        if seq.state is not State.LOADING and self.warm is not None:
-            self.warm.spared(seq)
-        return seq.state is State.LOADING
 
     def _searched(self, seq: Sequence, warm: Warm) -> bool:
         """Act on a search that took longer than an admission; True if a restore begins."""

@@ -99,18 +99,16 @@ class Offers:
         self._snapshot(seq, saved)
         self._offer_logits(seq, saved)
 
-    def keep(self, seq: Sequence, reason: Reason) -> Key | None:
-        """Offer all that is in memory of a sequence, to its last token; returns the key of it."""
+    def keep(self, seq: Sequence, reason: Reason) -> None:
+        """Offer all that is in memory of a sequence, to its last token."""
         saved = self._saved_of(seq)
         end = last_end(seq.n_decoded, 0, self._rules)
         if not (seq.cacheable and end):
-            return None
-        key: Key | None = None
+            return
         for start in range(saved.n_offered, end, self._block_tokens):
-            key = self._offer_span(seq, saved, start, min(start + self._block_tokens, end), reason)
+            self._offer_span(seq, saved, start, min(start + self._block_tokens, end), reason)
         saved.n_offered = end - end % self._block_tokens
         self._offer_logits(seq, saved)
-        return key if key is not None else saved.space.key(seq.tokens[:end])
 
     def _snapshot(self, seq: Sequence, saved: Saved) -> None:
         """Keep the state of a sequence that stands exactly where the rules want one."""
@@ -163,17 +161,15 @@ class Offers:
         for space in self._spaces.values():
             self._cache.computed(space, n_tokens, seconds)
 
-    def _offer_span(self, seq: Sequence, saved: Saved, start: int, end: int, reason: Reason) -> Key | None:
-        key = saved.space.key(seq.tokens[:end])
-        if self._cache.has(key):
-            return key
+    def _offer_span(self, seq: Sequence, saved: Saved, start: int, end: int, reason: Reason) -> None:
+        if self._cache.has(saved.space.key(seq.tokens[:end])):
+            return
         started = perf_counter_ns()
         parts = self._export(seq, start, end)
         self._cache.timed("export", perf_counter_ns() - started)
-        if parts is None:
-            return None
-        self._token_bytes = sum(map(len, parts.values())) / (end - start)
-        return self._cache.offer(saved.space, seq.tokens, start=start, end=end, parts=parts, reason=reason)
+        if parts is not None:
+            self._token_bytes = sum(map(len, parts.values())) / (end - start)
+            self._cache.offer(saved.space, seq.tokens, start=start, end=end, parts=parts, reason=reason)
 
     def _export(self, seq: Sequence, start: int, end: int) -> dict[str, bytes] | None:
         """Copy a span out of memory; None where this memory has nothing there that could be restored."""

@@ -99,6 +99,18 @@ def await_rows(loop: Loop) -> None:
             restore.loading.result(30)
 
 
+def imported_per_tick(rig: Any, stream: Any, late: list[Any]) -> list[int]:
+    """Tick until the late ones have ended, while a stream runs: it never misses a tick, whatever they import in it."""
+    imported = []
+    while any(not sink.ends for sink in late):
+        await_rows(rig.loop)
+        before, n_said = rig.loop.warm.n_imported, len(stream.tokens)
+        rig.tick()
+        imported.append(rig.loop.warm.n_imported - before)
+        assert len(stream.tokens) == n_said + 1
+    return imported
+
+
 class Rig:
     """A loop to tick by hand. Time passes only in ticks, or as a test says."""
 

@@ -17,7 +17,7 @@ from kvasir.engine.events import Admitted
 from kvasir.engine.sequence import State
 from kvasir.errors import EngineStopped
 from kvasir.types import FinishReason
-from tests.unit.engine.rig import Collected, Rig, await_rows, expected, prompt
+from tests.unit.engine.rig import Collected, Rig, await_rows, expected, imported_per_tick, prompt
 
 BLOCK = 16
 KINDS = ("fake:plain", "fake:window", "fake:recurrent", "fake:hybrid")
@@ -194,18 +194,10 @@ def test_no_tick_imports_more_than_its_share(
     for tokens in prompts:
         ask(rig_of(cache, path), tokens)
     rig = rig_of(cache, path, layout=layout)
-    warm = rig.loop.warm
-    assert warm is not None
     stream = rig.submit(prompt(5, salt=1), max_tokens=80, stop_tokens=frozenset(), cache=False)
     rig.tick(3)
     late = [rig.submit(tokens, max_tokens=3, stop_tokens=frozenset()) for tokens in prompts]
-    imported = []
-    while any(not sink.ends for sink in late):
-        await_rows(rig.loop)
-        before, n_said = warm.n_imported, len(stream.tokens)
-        rig.tick()
-        imported.append(warm.n_imported - before)
-        assert len(stream.tokens) == n_said + 1
+    imported = imported_per_tick(rig, stream, late)
     assert max(imported) <= most
     n_rows = (len(LONG) - 1) // BLOCK * BLOCK
     n_window = 2 * BLOCK if path == "fake:window" else 0
