@@ -137,22 +137,17 @@ class Cache:
 
     def offer_logits(self, space: Space, tokens: Sequence[int], logits: bytes) -> None:
         """Take what the model says after these tokens, two at least: a row beside those of their KV."""
-        outputs = space.outputs
-        name = RowName.of_logits(outputs.root, outputs.key(tokens), len(tokens))
+        name = self._logits_name(space, tokens)
         if not self.has(name.key):
-            self._offer(name, outputs, tokens, {Part.LOGITS: logits}, Reason.COLD)
+            self._offer(name, space.outputs, tokens, {Part.LOGITS: logits}, Reason.COLD)
 
     def logits(self, space: Space, tokens: Sequence[int]) -> bytes | None:
         """What the model says after exactly these tokens, if that is kept and no slower to read than to compute.
 
         Looks at file systems and reads one small row; a bad one is removed. Whoever uses it says so: `used_logits`.
         """
-        outputs = space.outputs
-        name = RowName.of_logits(outputs.root, outputs.key(tokens), len(tokens))
-        row = self._store.index.get(name.key)
-        if row is None and self._fetcher.discover(name):
-            row = self._store.index.get(name.key)
-        if row is None:
+        name = self._logits_name(space, tokens)
+        if (row := self._fetcher.find(name)) is None:
             return None
         piece = Piece(n_tokens=len(tokens), tier=row.tier, n_bytes=row.n_bytes)
         if row.tier != RAM and not self._store.cost.worth_reading(space.root, [piece]):
@@ -290,6 +285,9 @@ class Cache:
         ends = (start, end) if start else (end,)
         *before, key = space.keys_at(tokens[:end], ends)
         return RowName(space.root, key, before[0] if before else space.root, start, end)
+
+    def _logits_name(self, space: Space, tokens: Sequence[int]) -> RowName:
+        return RowName.of_logits(space.outputs.root, space.outputs.key(tokens), len(tokens))
 
     def _offer(
         self, name: RowName, space: Space, tokens: Sequence[int], parts: Mapping[str, bytes], reason: Reason

@@ -16,7 +16,7 @@ from typing import TypeVar
 from kvasir.cache.codec import Damaged, Header, OtherVersion
 from kvasir.cache.index import Facts
 from kvasir.cache.key import Key
-from kvasir.cache.row import RowName
+from kvasir.cache.row import Row, RowName
 from kvasir.cache.store import Store
 from kvasir.cache.tiers import RAM, FileTier, Wanted
 
@@ -72,6 +72,13 @@ class Fetcher:
     def check(self, name: RowName, tier: FileTier) -> bool:
         """Whether a file's every checksum holds; a bad one is removed."""
         return self._guarded(name, tier, partial(tier.load, name, lambda _: True)) is not None
+
+    def find(self, name: RowName) -> Row | None:
+        """A row that is known here, or whose file another process wrote."""
+        row = self._store.index.get(name.key)
+        if row is None and self.discover(name):
+            row = self._store.index.get(name.key)
+        return row if row is not None and row.name == name else None
 
     def discover(self, name: RowName) -> bool:
         """Look for a row's file in the file tiers: another process may have written it."""

@@ -138,10 +138,7 @@ class Search:
         """These rows, as far as they are there from the first on."""
         rows = []
         for name in names:
-            row = self._store.index.get(name.key)
-            if row is None and self._fetcher.discover(name):
-                row = self._store.index.get(name.key)
-            if row is None or row.name != name:
+            if (row := self._fetcher.find(name)) is None:
                 break
             rows.append(row)
         return rows
