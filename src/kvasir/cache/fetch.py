@@ -151,8 +151,8 @@ class Fetcher:
             self._store.forget_if_gone(tier)
 
     def _remove_bad(self, name: RowName, tier: FileTier, damage: Damaged) -> None:
-        self._store.counters.add("swept" if isinstance(damage, OtherVersion) else "corrupt_files")
-        self._store.index.remove(name.key, tier.name)
+        if self._store.index.remove(name.key, tier.name):  # two threads may read it at once; it is bad once
+            self._store.counters.add("swept" if isinstance(damage, OtherVersion) else "corrupt_files")
         self._corrupt[name.key] = None
         while len(self._corrupt) > _REMEMBERED:
             self._corrupt.popitem(last=False)

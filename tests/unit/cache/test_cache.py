@@ -545,6 +545,23 @@ def test_a_read_that_nobody_waits_for_stops(tmp_path: Path) -> None:
         assert len(loading.result(0)) == n_read
 
 
+def test_a_bad_row_that_several_read_at_once_is_counted_once(tmp_path: Path) -> None:
+    with Cache.open(settings(tmp_path)) as first:
+        offer_all(first, PROMPT[:BLOCK])
+    [path] = row_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    files = FaultyFiles()
+    with Cache.open(settings(tmp_path, ram_bytes=0), files=files) as cache:
+        matches = [cache.longest(space(), PROMPT) for _ in range(4)]
+        files.delay_s["pread"] = 0.05  # all four have the file open before one of them has read it
+        loadings = [cache.read(match) for match in matches]
+        assert [loading.result(10) for loading in loadings] == [[]] * 4
+        for match in matches:
+            match.release()
+        assert cache.stats().corrupt_files == 1
+        assert not path.exists()
+
+
 # Logits
 
 
